@@ -74,6 +74,8 @@ pub enum AllocError {
     Reentrant,
     /// The address range is not page-aligned, or not wholly inside one live backend allocation.
     InvalidRange,
+    /// `UNIMALLOC_MAX_BYTES` or `UNIMALLOC_REGISTRY_CAPACITY` is not understood.
+    InvalidConfiguration,
 }
 
 impl fmt::Display for AllocError {
@@ -119,6 +121,10 @@ impl fmt::Display for AllocError {
             }
             Self::InvalidRange => {
                 "the range is not page-aligned or not wholly inside one live allocation: pass a range of whole pages of it"
+            }
+            Self::InvalidConfiguration => {
+                "an environment variable is not understood: UNIMALLOC_MAX_BYTES takes bytes, '8GiB', '50%' or \
+                 'Infinity', UNIMALLOC_REGISTRY_CAPACITY a positive whole number"
             }
         })
     }

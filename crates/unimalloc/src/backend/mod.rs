@@ -7,8 +7,10 @@ use crate::placement::Place;
 
 mod budget;
 pub mod cuda;
+pub(crate) mod fork;
 mod host;
 mod registry;
+mod system_memory;
 
 pub use cuda::{is_cuda_available, CudaUnifiedBackend};
 pub use host::HostBackend;
@@ -93,8 +95,43 @@ pub unsafe trait MemoryBackend: 'static {
 
     /// Bytes to ask for at a time when blocks are to be cut from them: a power of two, 2 MiB to 32 MiB.
     fn segment_bytes() -> usize {
-        32 << 20
+        SEGMENT_MAX
     }
+
+    /// What went through this backend since the process started. All zero for a backend that does not count.
+    fn counters() -> BackendCounters {
+        BackendCounters::default()
+    }
+}
+
+/// What went through a backend since the process started. Moved on confirmed results only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct BackendCounters {
+    /// Regions handed out.
+    pub allocations: u64,
+    /// Regions released for certain.
+    pub frees: u64,
+    /// Requests answered with null.
+    pub failures: u64,
+    /// Bytes of the regions that are held now.
+    pub live_bytes: u64,
+    /// The ceiling on `live_bytes` as of the latest look; `u64::MAX` for none.
+    pub limit_bytes: u64,
+}
+
+const SEGMENT_MIN: usize = 2 << 20;
+const SEGMENT_MAX: usize = 32 << 20;
+
+/// Bytes of a segment under a ceiling: an eighth of it, so that a few pools fit side by side, as a power of two.
+fn segment_bytes_for(ceiling: u64) -> usize {
+    let eighth = usize::try_from(ceiling / 8).unwrap_or(usize::MAX).clamp(SEGMENT_MIN, SEGMENT_MAX);
+    1 << eighth.ilog2()
+}
+
+/// Whether a backend can be asked for this many bytes.
+fn valid_size(size: usize) -> bool {
+    size > 0 && size.is_multiple_of(4096) && isize::try_from(size).is_ok()
 }
 
 /// A backend's functions as a table, so that nothing above this layer is generic over it.
@@ -106,6 +143,7 @@ pub(crate) struct BackendOps {
     pub fill: unsafe fn(*mut u8, u8, usize) -> bool,
     pub copy: unsafe fn(*mut u8, *const u8, usize) -> bool,
     pub segment_bytes: fn() -> usize,
+    pub counters: fn() -> BackendCounters,
     pub zeroed_on_allocate: bool,
     pub supports_page_reset: bool,
 }
@@ -119,8 +157,37 @@ impl BackendOps {
             fill: B::fill,
             copy: B::copy,
             segment_bytes: B::segment_bytes,
+            counters: B::counters,
             zeroed_on_allocate: B::ZEROED_ON_ALLOCATE,
             supports_page_reset: B::SUPPORTS_PAGE_RESET,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_shrink_under_a_small_ceiling() {
+        for (ceiling, bytes) in [
+            (0, 2 << 20),
+            (16 << 20, 2 << 20),
+            (31 << 20, 2 << 20),
+            (32 << 20, 4 << 20),
+            (100 << 20, 8 << 20),
+            (256 << 20, 32 << 20),
+            (u64::MAX, 32 << 20),
+        ] {
+            assert_eq!(segment_bytes_for(ceiling), bytes, "{ceiling}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        assert!(valid_size(4096) && valid_size(isize::MAX as usize & !4095));
+        for bad in [0, 1, 4095, 4097, usize::MAX, usize::MAX & !4095, 1 << (usize::BITS - 1)] {
+            assert!(!valid_size(bad), "{bad}");
         }
     }
 }

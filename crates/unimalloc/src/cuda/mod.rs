@@ -1,0 +1,1 @@
+//! CUDA devices, streams, events, modules and kernels: what makes unified memory usable from Rust.
