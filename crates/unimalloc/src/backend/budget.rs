@@ -112,34 +112,18 @@ impl Budget {
         self.configured.store(bytes.map_or(0, |bytes| bytes.max(1)), Ordering::Relaxed);
     }
 
-    /// Room for `bytes` more, or `Budget`. `look` is called only when the limit depends on what it sees; it answers
-    /// `None` where that cannot be known, which limits nothing.
-    pub(crate) fn grant(
-        &self,
-        bytes: u64,
-        share: f64,
-        look: impl FnOnce() -> Option<Seen>,
-    ) -> Result<Grant<'_>, AllocError> {
-        let ceiling = self.look_again(share, look)?;
-        self.charged
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged| {
-                charged.checked_add(bytes).filter(|&charged| charged <= ceiling)
-            })
-            .map_err(|_| AllocError::Budget)?;
-        Ok(Grant { budget: self, bytes })
+    /// What is configured: by [`set_limit`](Self::set_limit), else by the environment, else `Available`.
+    pub(crate) fn limit(&self) -> Result<Limit, AllocError> {
+        match self.configured.load(Ordering::Relaxed) {
+            0 => limit_from_environment(),
+            bytes => Ok(Limit::Bytes(bytes)),
+        }
     }
 
-    /// The ceiling now; `share` of what is available where none is configured.
-    pub(crate) fn look_again(
-        &self,
-        share: f64,
-        look: impl FnOnce() -> Option<Seen>,
-    ) -> Result<u64, AllocError> {
-        let limit = match self.configured.load(Ordering::Relaxed) {
-            0 => limit_from_environment()?,
-            bytes => Limit::Bytes(bytes),
-        };
-        let ceiling = match limit {
+    /// The ceiling now: `share` of what is available where none is configured. `look` is called only when that or a
+    /// limit in per cent depends on it; it answers `None` where it cannot know, which limits nothing.
+    pub(crate) fn ceiling(&self, share: f64, look: impl FnOnce() -> Option<Seen>) -> Result<u64, AllocError> {
+        let ceiling = match self.limit()? {
             Limit::Bytes(bytes) => bytes,
             Limit::Percent(percent) => look().map_or(u64::MAX, |seen| part(seen.total, percent / 100.0)),
             Limit::Available => look().map_or(u64::MAX, |seen| part(self.usable(seen.available), share)),
@@ -148,9 +132,19 @@ impl Budget {
         Ok(ceiling)
     }
 
+    /// Room for `bytes` more below a ceiling, or `Budget`.
+    pub(crate) fn grant(&self, bytes: u64, ceiling: u64) -> Result<Grant<'_>, AllocError> {
+        self.charged
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged| {
+                charged.checked_add(bytes).filter(|&charged| charged <= ceiling)
+            })
+            .map_err(|_| AllocError::Budget)?;
+        Ok(Grant { budget: self, bytes })
+    }
+
     /// What would be available if this backend held nothing. Its blocks may be backed by pages or not: what went
     /// missing since most was seen is taken to be theirs, up to all they could fill.
-    fn usable(&self, available: u64) -> u64 {
+    pub(crate) fn usable(&self, available: u64) -> u64 {
         let baseline = self.baseline.fetch_max(available, Ordering::Relaxed).max(available);
         let ours = self.charged.load(Ordering::Relaxed).min(baseline - available);
         available + ours
@@ -194,7 +188,8 @@ impl Drop for Grant<'_> {
     }
 }
 
-fn part(bytes: u64, share: f64) -> u64 {
+/// A part of some bytes, of 0 to 1.
+pub(crate) fn part(bytes: u64, share: f64) -> u64 {
     // The product stays below u64::MAX for a share of at most 1; the rounding of f64 is far below a page here.
     (bytes as f64 * share) as u64
 }
@@ -235,50 +230,50 @@ mod tests {
     fn a_grant_counts_at_once_and_only_a_confirmed_one_stays() {
         let budget = Budget::new();
         budget.set_limit(Some(10 * MIB));
-        let first = budget.grant(6 * MIB, 1.0, || unreachable!("a limit in bytes needs no look")).unwrap();
-        assert_eq!(budget.grant(6 * MIB, 1.0, || None).err(), Some(AllocError::Budget));
+        let ceiling = budget.ceiling(1.0, || unreachable!("a limit in bytes needs no look")).unwrap();
+        let first = budget.grant(6 * MIB, ceiling).unwrap();
+        assert_eq!(budget.grant(6 * MIB, ceiling).err(), Some(AllocError::Budget));
         assert_eq!(budget.counters().live_bytes, 0, "not there yet");
         drop(first);
-        budget.grant(6 * MIB, 1.0, || None).unwrap().confirm();
+        budget.grant(6 * MIB, ceiling).unwrap().confirm();
         assert_eq!(budget.counters().live_bytes, 6 * MIB);
-        assert_eq!(budget.grant(5 * MIB, 1.0, || None).err(), Some(AllocError::Budget));
+        assert_eq!(budget.grant(5 * MIB, ceiling).err(), Some(AllocError::Budget));
         budget.record_free(6 * MIB);
-        budget.grant(10 * MIB, 1.0, || None).unwrap().confirm();
+        budget.grant(10 * MIB, ceiling).unwrap().confirm();
         let counters = budget.counters();
         assert_eq!((counters.allocations, counters.frees, counters.live_bytes), (2, 1, 10 * MIB));
-        assert_eq!(budget.grant(u64::MAX, 1.0, || None).err(), Some(AllocError::Budget), "no wrap-around");
+        assert_eq!(budget.grant(u64::MAX, u64::MAX).err(), Some(AllocError::Budget), "no wrap-around");
     }
 
     #[test]
     fn the_ceiling_follows_what_is_available() {
         let budget = Budget::new();
-        budget.grant(50 * MIB, 0.8, || seen(100 * MIB)).unwrap().confirm();
+        let grow = |bytes, available| budget.grant(bytes, budget.ceiling(0.8, || seen(available)).unwrap());
+        grow(50 * MIB, 100 * MIB).unwrap().confirm();
         // All 50 MiB were touched: 100 would be available without us.
-        budget.grant(30 * MIB, 0.8, || seen(50 * MIB)).unwrap().confirm();
-        assert_eq!(budget.grant(MIB, 0.8, || seen(20 * MIB)).err(), Some(AllocError::Budget));
+        grow(30 * MIB, 50 * MIB).unwrap().confirm();
+        assert_eq!(grow(MIB, 20 * MIB).err(), Some(AllocError::Budget));
         // Others took all but 10: of what went missing at most our 80 count as ours.
-        assert_eq!(budget.look_again(0.8, || seen(10 * MIB)), Ok(72 * MIB));
+        assert_eq!(budget.ceiling(0.8, || seen(10 * MIB)), Ok(72 * MIB));
         // Others gave memory back.
-        budget.grant(20 * MIB, 0.8, || seen(200 * MIB)).unwrap().confirm();
+        grow(20 * MIB, 200 * MIB).unwrap().confirm();
         assert_eq!(budget.counters().limit_bytes, 160 * MIB);
     }
 
     #[test]
     fn what_cannot_be_seen_limits_nothing() {
-        let budget = Budget::new();
-        budget.grant(u64::MAX / 2, 0.8, || None).unwrap().confirm();
+        assert_eq!(Budget::new().ceiling(0.8, || None), Ok(u64::MAX));
     }
 
     #[test]
     fn threads_together_stay_below_the_ceiling() {
         let budget = Budget::new();
-        budget.set_limit(Some(100));
         let granted = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        if let Ok(grant) = budget.grant(1, 1.0, || None) {
+                        if let Ok(grant) = budget.grant(1, 100) {
                             grant.confirm();
                             granted.fetch_add(1, Ordering::Relaxed);
                         }

@@ -41,7 +41,7 @@ impl HostBackend {
 
     /// What went through this backend since the process started.
     pub fn counters() -> BackendCounters {
-        let _ = BUDGET.look_again(SHARE, system_memory::look);
+        let _ = BUDGET.ceiling(SHARE, system_memory::look);
         BUDGET.counters()
     }
 
@@ -59,7 +59,7 @@ fn allocate(size: usize) -> Result<*mut u8, AllocError> {
         return Err(AllocError::InvalidSize);
     }
     fork::watch();
-    let grant = BUDGET.grant(size as u64, SHARE, system_memory::look)?;
+    let grant = BUDGET.grant(size as u64, BUDGET.ceiling(SHARE, system_memory::look)?)?;
     let align = if size >= LARGE { LARGE } else { os::page_size() };
     let base = os::map(size, align).ok_or(AllocError::OutOfMemory)?;
     if let Err(error) = REGISTRY.insert(base.as_ptr() as usize, Entry { size, device: 0, kind: 0 }) {
@@ -151,7 +151,7 @@ unsafe impl MemoryBackend for HostBackend {
     }
 
     fn segment_bytes() -> usize {
-        super::segment_bytes_for(BUDGET.look_again(SHARE, system_memory::look).unwrap_or(0))
+        super::segment_bytes_for(BUDGET.ceiling(SHARE, system_memory::look).unwrap_or(0))
     }
 
     fn counters() -> BackendCounters {

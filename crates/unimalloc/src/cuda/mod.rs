@@ -1,1 +1,44 @@
-//! CUDA devices, streams, events, modules and kernels: what makes unified memory usable from Rust.
+//! CUDA devices, streams, events, modules and kernels: what makes unified memory usable from Rust, and no more.
+//!
+//! Everything works from any thread, happens in the primary context of its device (which the CUDA runtime uses too),
+//! and leaves the calling thread's own current context as it was. The driver is found when it is first needed:
+//! building takes no toolkit, and a machine without a driver gets a [`CudaError`] that says so.
+
+mod device;
+pub(crate) mod driver;
+pub(crate) mod error;
+mod event;
+mod kernel;
+mod module;
+mod nvrtc;
+mod ptx;
+mod stream;
+
+pub use device::DeviceInfo;
+pub use error::{CudaError, CudaErrorKind};
+pub use event::Event;
+pub use kernel::{Kernel, KernelArg, LaunchConfig};
+pub use module::{CompileOptions, Module};
+pub use stream::{Hint, PrefetchTo, Stream};
+
+pub(crate) use device::Device;
+pub(crate) use stream::{device_location, host_location, CPU};
+
+/// All devices, by index. Makes each one's primary context, because only that tells what is free.
+pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
+    let driver = driver::require()?;
+    Ok(driver.devices.iter().map(|device| device.info(driver)).collect())
+}
+
+/// What is missing for CUDA to be usable, in words and with the next step; `None` when it is usable. Creates no
+/// context. An answer other than `None` is looked at again after a second.
+pub fn unavailable_reason() -> Option<String> {
+    driver::get().err().map(|unavailable| unavailable.reason)
+}
+
+/// Waits until a device has done all that it was given. Blocks the thread.
+pub fn synchronize(device_index: u16) -> Result<(), CudaError> {
+    let device = device::device(driver::require()?, device_index)?;
+    // SAFETY: the device's context is current.
+    device.call("waiting for the device", |entries| unsafe { (entries.cuCtxSynchronize)() })
+}
