@@ -93,6 +93,15 @@ pub unsafe trait MemoryBackend: 'static {
         true
     }
 
+    /// Whether `len` bytes all equal `byte`, read on the side where they live. True where they cannot be read.
+    ///
+    /// # Safety
+    /// The range lies inside a block that the caller owns.
+    unsafe fn holds(ptr: *const u8, byte: u8, len: usize) -> bool {
+        // SAFETY: the caller owns the range.
+        unsafe { std::slice::from_raw_parts(ptr, len) }.iter().all(|found| *found == byte)
+    }
+
     /// Bytes to ask for at a time when blocks are to be cut from them: a power of two, 2 MiB to 32 MiB.
     fn segment_bytes() -> usize {
         SEGMENT_MAX
@@ -142,6 +151,7 @@ pub(crate) struct BackendOps {
     pub page_reset: unsafe fn(*mut u8, usize) -> bool,
     pub fill: unsafe fn(*mut u8, u8, usize) -> bool,
     pub copy: unsafe fn(*mut u8, *const u8, usize) -> bool,
+    pub holds: unsafe fn(*const u8, u8, usize) -> bool,
     pub segment_bytes: fn() -> usize,
     pub counters: fn() -> BackendCounters,
     pub zeroed_on_allocate: bool,
@@ -156,6 +166,7 @@ impl BackendOps {
             page_reset: B::page_reset,
             fill: B::fill,
             copy: B::copy,
+            holds: B::holds,
             segment_bytes: B::segment_bytes,
             counters: B::counters,
             zeroed_on_allocate: B::ZEROED_ON_ALLOCATE,
