@@ -13,11 +13,28 @@
 //! unsafe { thread_free::<StandardPolicy, HostBackend>(block) }.unwrap();
 //! ```
 
+mod api;
 pub mod backend;
 pub mod cuda;
 mod error;
+mod macros;
+mod meta;
 mod placement;
+mod policy;
+mod pool;
+mod random;
+mod sync;
+mod thread;
 
-pub use backend::{is_cuda_available, CudaUnifiedBackend, HostBackend, MemoryBackend};
+pub use api::{
+    alloc_with, block_of, stats, thread_alloc, thread_free, thread_realloc, trim, usable_size, AllocOptions,
+    BackendStats, BlockInfo,
+};
+pub use backend::{is_cuda_available, BackendCounters, CudaUnifiedBackend, HostBackend, MemoryBackend};
 pub use error::{last_error, set_last_error, AllocError, FreeError};
 pub use placement::{Place, Placement};
+pub use policy::{AllocPolicy, HardenedPolicy, Policy, SecurePolicy, StandardPolicy, POISON};
+pub use pool::{BackendPools, GlobalHugePool, GlobalSegmentPool, HasSegmentPool};
+pub use thread::{LocalAllocatorSelector, PolicySlotSelection, ThreadAllocator};
+#[doc(hidden)]
+pub use thread::{SharedHeaps, Slots, ThreadSlots};

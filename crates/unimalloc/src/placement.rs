@@ -23,3 +23,8 @@ pub struct Place {
     /// Who touches the memory most.
     pub placement: Placement,
 }
+
+impl Place {
+    /// Device 0, no advice.
+    pub const DEFAULT: Self = Self { device: 0, placement: Placement::Auto };
+}

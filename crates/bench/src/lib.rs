@@ -1,0 +1,1 @@
+//! Benchmarks of unimalloc against its peers.

@@ -1,0 +1,254 @@
+//! The free functions: allocate and free on whatever thread one is.
+
+use super::blocks::{find, refuse, release, Request};
+use crate::backend::fork;
+use crate::error::{set_last_error, AllocError, FreeError};
+use crate::meta::geometry::{class_for, GRANULE};
+use crate::meta::slot;
+use crate::placement::Place;
+use crate::policy::{redzone, AllocPolicy, Policy, StandardPolicy};
+use crate::pool::{span_of, HasSegmentPool, Home};
+use crate::sync::Ordering::Relaxed;
+use crate::thread::heap::BinKey;
+use crate::thread::slots::{with_heap, ThreadSlots};
+use crate::thread::ThreadAllocator;
+
+/// What an allocation may ask for besides size and alignment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AllocOptions {
+    /// Device and placement; blocks of different places never share a segment.
+    pub place: Place,
+    /// Whether the block must read as zero. Secure and Hardened blocks always do.
+    pub zeroed: bool,
+    /// Blocks of different groups never share a span.
+    pub group: u8,
+}
+
+/// Allocates `size` bytes, aligned to `align`, from this thread's allocator; null with the reason in
+/// [`last_error`](crate::last_error).
+///
+/// `align` is a power of two up to 2 MiB. Size 0 is served as the smallest class: unique, and freed once like any other.
+/// Inside a [`with_allocator`](crate::LocalAllocatorSelector::with_allocator) closure and during a thread's teardown
+/// the block comes from a shared heap.
+#[inline]
+pub fn thread_alloc<P: AllocPolicy, B: ThreadSlots>(size: usize, align: usize) -> *mut u8 {
+    if matches!(P::POLICY, Policy::Standard) && align <= GRANULE && align.is_power_of_two() {
+        if let Some(class) = class_for(size, align) {
+            let address = B::with_slots(|slots| {
+                // SAFETY: `alloc_cached` calls nothing outside this crate, and the reference ends with it.
+                slots
+                    .fast(false)
+                    .and_then(|cell| unsafe { cell.hot() })
+                    .map_or(0, |heap| heap.alloc_cached(class))
+            });
+            if address != 0 {
+                return address as *mut u8;
+            }
+        }
+    }
+    alloc_with::<P, B>(size, align, &AllocOptions::default())
+}
+
+/// As [`thread_alloc`], with options.
+#[cold]
+#[inline(never)]
+pub fn alloc_with<P: AllocPolicy, B: ThreadSlots>(
+    size: usize,
+    align: usize,
+    options: &AllocOptions,
+) -> *mut u8 {
+    let key = BinKey { place: options.place, policy: P::POLICY, group: options.group };
+    match Request::new(size, align, key, options.zeroed) {
+        Ok(request) => with_heap::<B, _>(P::ENABLE_FREE_LIST_ENCRYPTION, |heap| request.serve(heap))
+            .unwrap_or(std::ptr::null_mut()),
+        Err(error) => refuse(error),
+    }
+}
+
+/// Frees a block of this backend, from any thread and under any policy: the block keeps the policy it was allocated
+/// under. Null is `Ok`. On an error nothing has happened.
+///
+/// # Safety
+/// Nobody uses the block any more. Addresses that are no live block of this backend are found and refused, until the
+/// address is handed out again.
+#[inline]
+pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
+    if let Some(span) = span_of(ptr as usize) {
+        let freed = B::with_slots(|slots| {
+            // SAFETY: `free_cached` calls nothing outside this crate, and the reference ends with it.
+            let heap = slots.fast(false).and_then(|cell| unsafe { cell.hot() });
+            heap.is_some_and(|heap| heap.free_cached(span, ptr as usize))
+        });
+        if freed {
+            return Ok(());
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { free_slow::<B>(ptr) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn free_slow<B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
+    if ptr.is_null() {
+        return Ok(());
+    }
+    let home = Home::of::<B>();
+    let keeper = span_of(ptr as usize).map_or(0, |span| span.keeper());
+    B::with_slots(|slots| {
+        for encoded in [false, true] {
+            let Some(cell) = slots.fast(encoded) else { continue };
+            // SAFETY: only the id is read, and the reference ends there.
+            if unsafe { cell.hot() }.is_some_and(|heap| heap.id() == keeper) {
+                // SAFETY: the caller's promise.
+                if let Some(result) = cell.with(|heap| unsafe { release(home, ptr, Some(heap)) }) {
+                    return result;
+                }
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { release(home, ptr, None) }
+    })
+}
+
+/// Resizes a block. On success the old pointer is dead and its first bytes are in the new one; on failure null is
+/// returned with the reason in [`last_error`](crate::last_error) and the block is untouched. A null `ptr` allocates.
+///
+/// The new block has the policy and group of the old one, at least the alignment `align`, and under Secure and Hardened
+/// zeros in what is new.
+///
+/// # Safety
+/// `ptr` is null or a live block of this backend that nobody else uses.
+pub unsafe fn thread_realloc<P: AllocPolicy, B: ThreadSlots>(
+    ptr: *mut u8,
+    new_size: usize,
+    align: usize,
+) -> *mut u8 {
+    if ptr.is_null() {
+        return thread_alloc::<P, B>(new_size, align);
+    }
+    if fork::forked() {
+        return refuse(AllocError::Forked);
+    }
+    let home = Home::of::<B>();
+    let Ok(found) = find(home, ptr as usize) else { return refuse(AllocError::NotRegistered) };
+    let policy = Policy::from_lane(found.span.lane.load(Relaxed));
+    let old = found.span.block() - redzone::bytes(policy);
+    let options = AllocOptions {
+        place: home.place_of(found.span),
+        zeroed: false,
+        group: found.span.group.load(Relaxed),
+    };
+    let request = match Request::new(
+        new_size,
+        align,
+        BinKey { place: options.place, policy, group: options.group },
+        false,
+    ) {
+        Ok(request) => request,
+        Err(error) => return refuse(error),
+    };
+    // In place where the block is large enough and not more than twice as large as needed.
+    if new_size <= old && new_size > old / 2 && ptr as usize % align == 0 {
+        if policy.zeroes() {
+            // What is cut off must read as zero if the block grows again.
+            // SAFETY: the range lies inside the caller's block.
+            let _ = unsafe { (home.ops.fill)(ptr.add(new_size), 0, old - new_size) };
+        }
+        return ptr;
+    }
+    let new = with_heap::<B, _>(policy.encoded(), |heap| request.serve(heap)).unwrap_or(std::ptr::null_mut());
+    if new.is_null() {
+        return new;
+    }
+    // SAFETY: both blocks are live and the caller's (or new), and distinct; each is at least this long.
+    let copied = unsafe { (home.ops.copy)(new, ptr, old.min(new_size)) };
+    let dead = if copied { ptr } else { new };
+    // SAFETY: the block is live and, on success, the caller gave it up; otherwise nobody has seen it.
+    let _ = unsafe { thread_free::<StandardPolicy, B>(dead) };
+    if copied {
+        new
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// Bytes that may be used at `ptr`: at least what was asked for. 0 for a pointer that is not the start of a live block.
+pub fn usable_size<B: HasSegmentPool>(ptr: *const u8) -> usize {
+    let Ok(found) = find(Home::of::<B>(), ptr as usize) else { return 0 };
+    found.span.block() - redzone::bytes(Policy::from_lane(found.span.lane.load(Relaxed)))
+}
+
+/// A live block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Address of its first byte.
+    pub start: usize,
+    /// Bytes that may be used from there.
+    pub usable: usize,
+}
+
+/// The live block that `ptr` points into, at its start or inside it.
+pub fn block_of<B: HasSegmentPool>(ptr: *const u8) -> Option<BlockInfo> {
+    let home = Home::of::<B>();
+    let span = span_of(ptr as usize).filter(|span| home.owns(span))?;
+    let (index, word) = span.block_around(ptr as usize)?;
+    if !slot::is_live(word.load(Relaxed)) {
+        return None;
+    }
+    let usable = span.block() - redzone::bytes(Policy::from_lane(span.lane.load(Relaxed)));
+    Some(BlockInfo { start: span.address(index as u16), usable })
+}
+
+/// Gives free memory of a backend back until at most `keep_bytes` stay cached; returns the bytes given back. May wait for
+/// the device. Free blocks that other threads hold in their caches stay there.
+pub fn trim<B: ThreadSlots>(keep_bytes: usize) -> usize {
+    if fork::forked() {
+        set_last_error(AllocError::Forked);
+        return 0;
+    }
+    let home = Home::of::<B>();
+    B::with_slots(|slots| {
+        for encoded in [false, true] {
+            if let Some(cell) = slots.fast(encoded) {
+                cell.with(|heap| heap.give_back_caches());
+            }
+        }
+    });
+    B::shared().give_back_caches();
+    home.trim(keep_bytes)
+}
+
+impl<B: HasSegmentPool> ThreadAllocator<B> {
+    /// Allocates `size` bytes, aligned to `align`; null with the reason in [`last_error`](crate::last_error), which is
+    /// `ModeMismatch` where the policy's free-list mode is not this allocator's.
+    pub fn alloc<P: AllocPolicy>(&mut self, size: usize, align: usize) -> *mut u8 {
+        if P::ENABLE_FREE_LIST_ENCRYPTION != self.cell().encoded() {
+            return refuse(AllocError::ModeMismatch);
+        }
+        if fork::forked() {
+            return refuse(AllocError::Forked);
+        }
+        match Request::new(size, align, BinKey::of(P::POLICY), false) {
+            Ok(request) => {
+                self.cell().with(|heap| request.serve(heap)).unwrap_or_else(|| refuse(AllocError::Reentrant))
+            }
+            Err(error) => refuse(error),
+        }
+    }
+
+    /// Frees a block of this backend, whichever allocator it came from. Null is `Ok`.
+    ///
+    /// # Safety
+    /// As [`thread_free`].
+    pub unsafe fn free<P: AllocPolicy>(&mut self, ptr: *mut u8) -> Result<(), FreeError> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let home = Home::of::<B>();
+        // SAFETY: the caller's promise. While this heap's slow path runs the free is queued for it.
+        self.cell()
+            .with(|heap| unsafe { release(home, ptr, Some(heap)) })
+            .unwrap_or_else(|| unsafe { release(home, ptr, None) })
+    }
+}

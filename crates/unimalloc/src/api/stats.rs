@@ -1,0 +1,44 @@
+//! What a backend's pools hold.
+
+use crate::pool::{HasSegmentPool, Home};
+
+/// A backend's memory, shared by all threads. Bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BackendStats {
+    /// Held from the backend.
+    pub reserved_bytes: usize,
+    /// Of those, in free runs of segments and in cached huge blocks. What threads hold in their own caches is not counted.
+    pub cached_bytes: usize,
+    /// The largest free piece.
+    pub largest_free_bytes: usize,
+    /// The process-wide ceiling; `u64::MAX` without one.
+    pub limit_bytes: u64,
+    /// Regions that the backend gave.
+    pub backend_allocations: u64,
+    /// Regions that it took back.
+    pub backend_frees: u64,
+    /// Calls that it refused.
+    pub backend_failures: u64,
+    /// Double frees that were noticed only when a remote free was taken up, and refused then.
+    pub late_double_frees: u64,
+    /// Free-list links, slot words and redzones that did not verify.
+    pub corruptions: u64,
+}
+
+/// A backend's numbers now. Walks the segments: not for hot paths.
+pub fn stats<B: HasSegmentPool>() -> BackendStats {
+    let home = Home::of::<B>();
+    let (cached_bytes, largest_free_bytes) = home.cached();
+    let counters = B::counters();
+    BackendStats {
+        reserved_bytes: home.reserved(),
+        cached_bytes,
+        largest_free_bytes,
+        limit_bytes: counters.limit_bytes,
+        backend_allocations: counters.allocations,
+        backend_frees: counters.frees,
+        backend_failures: counters.failures,
+        late_double_frees: home.pools.late_double_frees() as u64,
+        corruptions: home.pools.corruptions() as u64,
+    }
+}

@@ -1,0 +1,129 @@
+//! Address → descriptor, in two dependent loads.
+//!
+//! A two-level radix over the granule number: the root covers 48 bits of address in 4 GiB steps, a leaf covers 4 GiB in
+//! granules. Leaves are made on first use and never unmapped. Lookups are wait-free and bounds-checked; any address,
+//! also a wild one, gets an answer.
+
+use std::ptr;
+
+use super::geometry::GRANULE_SHIFT;
+use crate::sync::{AtomicPtr, Ordering};
+
+const ADDRESS_BITS: u32 = 48;
+const LEAF_BITS: u32 = 32 - GRANULE_SHIFT;
+const LEAF_LEN: usize = 1 << LEAF_BITS;
+const ROOT_LEN: usize = 1 << (ADDRESS_BITS - 32);
+
+struct Leaf<T: 'static>([AtomicPtr<T>; LEAF_LEN]);
+
+/// A map from granules to `&'static T`.
+pub(crate) struct AddressMap<T: 'static> {
+    root: [AtomicPtr<Leaf<T>>; ROOT_LEN],
+}
+
+impl<T: Sync> AddressMap<T> {
+    #[allow(clippy::large_stack_arrays, clippy::declare_interior_mutable_const)] // only ever a static's initialiser
+    pub(crate) const fn new() -> Self {
+        Self { root: [const { AtomicPtr::new(ptr::null_mut()) }; ROOT_LEN] }
+    }
+
+    /// The descriptor of the granule that holds `address`.
+    #[inline(always)]
+    pub(crate) fn get(&self, address: usize) -> Option<&'static T> {
+        let leaf = self.root.get(address >> 32)?.load(Ordering::Acquire);
+        // SAFETY: the root holds null or a leaf that `leaf` published with release and that is never freed.
+        let leaf = unsafe { leaf.as_ref() }?;
+        let entry = leaf.0[(address >> GRANULE_SHIFT) & (LEAF_LEN - 1)].load(Ordering::Acquire);
+        // SAFETY: entries are null or come from a `&'static T` (`set` takes nothing else).
+        unsafe { entry.as_ref() }
+    }
+
+    /// Makes `granules` granules from `address` (granule-aligned) answer `value`. The caller owns that range.
+    pub(crate) fn set(&self, address: usize, granules: usize, value: Option<&'static T>) {
+        let value = value.map_or(ptr::null_mut(), |value| ptr::from_ref(value).cast_mut());
+        let first = address >> GRANULE_SHIFT;
+        let mut granule = first;
+        while granule < first + granules {
+            let leaf = self.leaf(granule >> LEAF_BITS);
+            let end = (first + granules).min((granule | (LEAF_LEN - 1)) + 1);
+            for entry in &leaf.0[granule & (LEAF_LEN - 1)..][..end - granule] {
+                entry.store(value, Ordering::Release);
+            }
+            granule = end;
+        }
+    }
+
+    /// Whether every address of the range can be mapped.
+    pub(crate) fn covers(address: usize, bytes: usize) -> bool {
+        address.checked_add(bytes).is_some_and(|end| end <= 1 << ADDRESS_BITS)
+    }
+
+    fn leaf(&self, index: usize) -> &'static Leaf<T> {
+        let mut leaf = self.root[index].load(Ordering::Acquire);
+        if leaf.is_null() {
+            let fresh = Box::into_raw(Self::fresh_leaf());
+            match self.root[index].compare_exchange(
+                ptr::null_mut(),
+                fresh,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => leaf = fresh,
+                Err(winner) => {
+                    // SAFETY: `fresh` came from `Box::into_raw` just now and was not published.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    leaf = winner;
+                }
+            }
+        }
+        // SAFETY: non-null leaves are published once and never freed.
+        unsafe { &*leaf }
+    }
+
+    #[cfg(not(loom))]
+    fn fresh_leaf() -> Box<Leaf<T>> {
+        let layout = std::alloc::Layout::new::<Leaf<T>>();
+        // SAFETY: the layout's size is not zero.
+        let leaf = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<Leaf<T>>();
+        if leaf.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        // SAFETY: allocated with this layout; a zeroed `AtomicPtr` is a null one, so the leaf is valid and empty.
+        unsafe { Box::from_raw(leaf) }
+    }
+
+    #[cfg(loom)]
+    fn fresh_leaf() -> Box<Leaf<T>> {
+        Box::new(Leaf(std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static MAP: AddressMap<u32> = AddressMap::new();
+    static ONE: u32 = 1;
+    static TWO: u32 = 2;
+
+    #[test]
+    fn ranges_that_cross_leaves_are_found_whole_and_neighbours_are_not() {
+        let base = (7 << 32) - 3 * 65536;
+        MAP.set(base, 10, Some(&ONE));
+        MAP.set(base + 10 * 65536, 1, Some(&TWO));
+        assert_eq!(MAP.get(base - 1), None);
+        for address in (base..base + 10 * 65536).step_by(4096) {
+            assert_eq!(MAP.get(address), Some(&1));
+        }
+        assert_eq!(MAP.get(base + 10 * 65536 + 65535), Some(&2));
+        MAP.set(base, 11, None);
+        assert_eq!(MAP.get(base), None);
+    }
+
+    #[test]
+    fn wild_addresses_answer_nothing() {
+        for address in [0, 1, 8, 1 << 47, 1 << 48, usize::MAX, usize::MAX - 65535, 0xdead_beef] {
+            assert_eq!(MAP.get(address), None);
+        }
+    }
+}

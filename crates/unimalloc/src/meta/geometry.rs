@@ -1,0 +1,163 @@
+//! Sizes: granules, size classes, span lengths. Pure arithmetic.
+
+/// Segments are cut into granules; spans are runs of them.
+pub(crate) const GRANULE: usize = 64 << 10;
+pub(crate) const GRANULE_SHIFT: u32 = GRANULE.trailing_zeros();
+
+/// The largest segment, in granules.
+pub(crate) const MAX_GRANULES: usize = (32 << 20) / GRANULE;
+
+/// The smallest block and the smallest alignment.
+pub(crate) const MIN_BLOCK: usize = 16;
+
+/// The largest block that shares a span with others.
+pub(crate) const SHARED_MAX: usize = 512 << 10;
+
+/// The largest block cut from a segment; larger ones get a backend call of their own.
+pub(crate) const LARGE_MAX: usize = 8 << 20;
+
+/// The largest alignment honoured, and what huge blocks are rounded up to.
+pub(crate) const MAX_ALIGN: usize = 2 << 20;
+
+/// Size classes: 16 to 128 by 16, then eight to a doubling up to [`LARGE_MAX`].
+pub(crate) const CLASSES: usize = class_of(LARGE_MAX) + 1;
+
+/// The most blocks a span can hold.
+pub(crate) const MAX_BLOCKS: usize = GRANULE / MIN_BLOCK;
+
+/// The smallest class that holds `size` bytes, for `1 <= size`.
+///
+/// With `s = size - 1` and `e = max(7, floor(log2 s))`, the top four bits of `s` count the class within its doubling:
+/// `class = (s >> (e - 3)) + 8 * (e - 7)`. Sizes up to 128 share the step of the doubling above them (16), so no
+/// special case is needed.
+#[inline(always)]
+pub(crate) const fn class_of(size: usize) -> usize {
+    let s = size - 1;
+    let e = usize::BITS - 1 - (s | 128).leading_zeros();
+    (s >> (e - 3)) + 8 * (e as usize - 7)
+}
+
+/// The block size of a class: the inverse of [`class_of`].
+pub(crate) const fn class_size(class: usize) -> usize {
+    if class < 8 {
+        return MIN_BLOCK * (class + 1);
+    }
+    let e = 7 + (class - 8) / 8;
+    (9 + (class - 8) % 8) << (e - 3)
+}
+
+/// `size` rounded up to a multiple of `align` (a power of two); `None` above `isize::MAX`.
+#[inline(always)]
+pub(crate) const fn round_up(size: usize, align: usize) -> Option<usize> {
+    match size.checked_add(align - 1) {
+        Some(sum) if sum & !(align - 1) <= isize::MAX as usize => Some(sum & !(align - 1)),
+        _ => None,
+    }
+}
+
+/// The class for a size and an alignment up to [`GRANULE`], or `None` where no class is large enough.
+///
+/// A size rounded up to the alignment is either a class itself (where the alignment is at least the step between
+/// classes) or falls in a class that is a multiple of the step, and so of the alignment. Span bases are granule-aligned.
+#[inline(always)]
+pub(crate) const fn class_for(size: usize, align: usize) -> Option<usize> {
+    let size = if size == 0 { 1 } else { size };
+    match round_up(size, align) {
+        Some(rounded) if rounded <= LARGE_MAX => Some(class_of(rounded)),
+        _ => None,
+    }
+}
+
+/// Bytes of the span that serves a class, within a segment of `segment_bytes`; `None` where the class does not fit
+/// and its blocks are huge.
+pub(crate) const fn span_bytes(class: usize, segment_bytes: usize) -> Option<usize> {
+    let block = class_size(class);
+    let ideal = if block <= 8 << 10 {
+        64 << 10
+    } else if block <= 64 << 10 {
+        512 << 10
+    } else if block <= SHARED_MAX {
+        4 << 20
+    } else {
+        (block + GRANULE - 1) & !(GRANULE - 1)
+    };
+    let fits = if block <= SHARED_MAX && ideal > segment_bytes { segment_bytes } else { ideal };
+    // A block that takes more than half of a small segment would leave the rest unusable.
+    if fits > segment_bytes || (block > SHARED_MAX && block > segment_bytes / 2) {
+        None
+    } else {
+        Some(fits)
+    }
+}
+
+/// The multiplier that turns an offset into a block index: `index = offset * reciprocal >> 32`.
+///
+/// With `reciprocal = ceil(2^32 / size)`, an offset of exactly `k * size` gives `k` while `k * size < 2^32`, since the
+/// error is below `k`. Any other offset gives some index whose `index * size` differs from it, so comparing the product
+/// with the offset makes the check exact.
+pub(crate) const fn reciprocal(block: usize) -> u64 {
+    (1u64 << 32).div_ceil(block as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_falls_in_the_smallest_class_that_holds_it() {
+        for size in 1..=LARGE_MAX {
+            let class = class_of(size);
+            assert!(class_size(class) >= size, "{size}");
+            assert!(class == 0 || class_size(class - 1) < size, "{size}");
+        }
+        assert_eq!(CLASSES, 136);
+    }
+
+    #[test]
+    fn waste_above_the_smallest_classes_is_at_most_an_eighth() {
+        for size in 129..=LARGE_MAX {
+            let waste = class_size(class_of(size)) - size;
+            assert!(waste * 8 <= class_size(class_of(size)), "{size}");
+        }
+    }
+
+    #[test]
+    fn classes_are_multiples_of_the_alignment_asked() {
+        for shift in 4..=GRANULE_SHIFT {
+            let align = 1usize << shift;
+            for size in (0..200_000).step_by(7).chain((200_000..=LARGE_MAX - align).step_by(4093)) {
+                let class = class_for(size, align).unwrap();
+                assert_eq!(class_size(class) % align, 0, "{size} {align}");
+                assert!(class_size(class) >= size);
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_is_checked_at_the_edges() {
+        assert_eq!(round_up(usize::MAX, 16), None);
+        assert_eq!(round_up(isize::MAX as usize, 2), None);
+        assert_eq!(round_up(isize::MAX as usize - 15, 16), Some(isize::MAX as usize - 15));
+        assert_eq!(class_for(usize::MAX, 4096), None);
+        assert_eq!(class_for(LARGE_MAX + 1, 16), None);
+    }
+
+    #[test]
+    fn reciprocals_find_every_block_and_nothing_else() {
+        for segment in [2 << 20, 8 << 20, 32 << 20] {
+            for class in 0..CLASSES {
+                let Some(bytes) = span_bytes(class, segment) else { continue };
+                let (block, reciprocal) = (class_size(class), reciprocal(class_size(class)));
+                assert!(bytes >= block && bytes % GRANULE == 0);
+                for offset in (0..bytes).step_by(1 + block / 64) {
+                    let index = (offset as u64 * reciprocal >> 32) as usize;
+                    assert_eq!(index * block == offset, offset % block == 0, "{block} {offset}");
+                }
+                for k in 0..bytes / block {
+                    assert_eq!((k * block) as u64 * reciprocal >> 32, k as u64);
+                }
+                assert!(bytes / block <= MAX_BLOCKS);
+            }
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! A span: a run of granules cut into blocks of one size, and everything known about those blocks.
+//!
+//! ```text
+//! capacity = used + (blocks on the free list) + (capacity - fresh)
+//! used     = live + cached by the owner + pending + freed remotely and not drained yet
+//! ```
+//!
+//! **Who writes what.** While a span is mapped, its shape is constant. Its free list, `fresh`, `used`, the list links and
+//! the slot words of free blocks belong to its *keeper*: the heap whose id is in `keeper`, or whoever claimed the
+//! orphan, or the pool while it holds no blocks. Any thread may read slot words, set remote bits, and move `state` along
+//! the arrows below. All fields are atomics, so a stale reader (a double free racing with the span's retirement) reads old
+//! or new values and is turned away by the checks, never into undefined behaviour.
+//!
+//! ```text
+//! ACTIVE --owner parks it--> FULL --first remote free--> TOLD --owner--> ACTIVE
+//! ACTIVE --thread exit--> ORPHAN --adopter or freeing thread claims--> ACTIVE
+//! ```
+
+use std::ptr;
+
+use super::codec::Coded;
+use super::geometry::{reciprocal, GRANULE};
+use super::inbox::Inbox;
+use super::slot;
+use crate::error::FreeError;
+use crate::random::Random;
+use crate::sync::{model_fence, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
+
+use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+/// The keeper drains it when it needs blocks; a remote free need not tell anyone.
+pub(crate) const ACTIVE: u8 = 0;
+/// The keeper has no free block in it and looks at it again only when told.
+pub(crate) const FULL: u8 = 1;
+/// A remote free has told the keeper.
+pub(crate) const TOLD: u8 = 2;
+/// Its thread ended; whoever moves it to `ACTIVE` is its keeper.
+pub(crate) const ORPHAN: u8 = 3;
+
+/// `bin` of a span with one block that no heap keeps: huge, or aligned beyond a granule.
+pub(crate) const DEDICATED: u16 = u16::MAX;
+/// `segment` of a span that is not cut from one.
+pub(crate) const NO_SEGMENT: u32 = u32::MAX;
+
+#[repr(C, align(64))]
+pub(crate) struct Span {
+    // What every free reads: one cache line.
+    /// Id of the heap that may free blocks of this span without atomics, or 0: nobody, or its lane needs more care.
+    owner: AtomicU64,
+    base: AtomicUsize,
+    block: AtomicUsize,
+    slots: &'static [AtomicU16],
+    reciprocal: AtomicU32,
+    bin: AtomicU16,
+    // What the owner's slow paths and remote frees read.
+    state: AtomicU8,
+    /// Policy of the blocks, as [`Policy`](crate::Policy)'s discriminant.
+    pub(crate) lane: AtomicU8,
+    /// Blocks of different groups never share a span.
+    pub(crate) group: AtomicU8,
+    coded: AtomicU8,
+    pub(crate) free_head: AtomicU16,
+    /// Blocks from here on were never handed out.
+    pub(crate) fresh: AtomicU16,
+    pub(crate) used: AtomicU16,
+    capacity: AtomicU16,
+    keeper: AtomicU64,
+    remote: &'static [AtomicU64],
+    inbox: AtomicPtr<Inbox>,
+    inbox_index: AtomicU32,
+    pub(crate) segment: AtomicU32,
+    /// Which backend's pools the memory belongs to: an address that is compared, never followed.
+    home: AtomicUsize,
+    granules: AtomicU32,
+    /// Which pool the span's memory belongs to, as an index of [`BackendPools`].
+    pub(crate) key: AtomicU32,
+    pub(crate) class: AtomicU16,
+    /// Whether some list of the keeper (or the orphan list) holds the span.
+    listed: AtomicU8,
+    next: AtomicPtr<Span>,
+    prev: AtomicPtr<Span>,
+    /// For a span that is not cut from a segment: the region as the backend returned it.
+    pub(crate) region: AtomicUsize,
+    pub(crate) region_bytes: AtomicUsize,
+}
+
+/// A span's shape, constant while it is mapped.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub base: usize,
+    pub granules: usize,
+    pub block: usize,
+    pub capacity: usize,
+    pub class: u16,
+    pub lane: u8,
+    pub group: u8,
+    pub coded: bool,
+    pub key: u32,
+    pub segment: u32,
+    pub home: usize,
+}
+
+/// A free-list link does not verify: something wrote to the span's bookkeeping.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+/// What a remote free found.
+pub(crate) enum Remote {
+    /// The keeper will see it.
+    Done,
+    /// The span is an orphan: the caller should [claim](Span::claim_orphan) it and look whether it is empty.
+    Orphan,
+}
+
+impl Span {
+    /// A descriptor for spans of up to `slots.len()` blocks. `remote` has a bit for each.
+    pub(crate) fn new(slots: &'static [AtomicU16], remote: &'static [AtomicU64]) -> Self {
+        debug_assert!(remote.len() * 64 >= slots.len());
+        Self {
+            owner: AtomicU64::new(0),
+            base: AtomicUsize::new(0),
+            block: AtomicUsize::new(1),
+            slots,
+            reciprocal: AtomicU32::new(0),
+            bin: AtomicU16::new(DEDICATED),
+            state: AtomicU8::new(ACTIVE),
+            lane: AtomicU8::new(0),
+            group: AtomicU8::new(0),
+            coded: AtomicU8::new(0),
+            free_head: AtomicU16::new(slot::END),
+            fresh: AtomicU16::new(0),
+            used: AtomicU16::new(0),
+            capacity: AtomicU16::new(0),
+            keeper: AtomicU64::new(0),
+            remote,
+            inbox: AtomicPtr::new(ptr::null_mut()),
+            inbox_index: AtomicU32::new(0),
+            segment: AtomicU32::new(NO_SEGMENT),
+            home: AtomicUsize::new(0),
+            granules: AtomicU32::new(0),
+            key: AtomicU32::new(0),
+            class: AtomicU16::new(0),
+            listed: AtomicU8::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+            prev: AtomicPtr::new(ptr::null_mut()),
+            region: AtomicUsize::new(0),
+            region_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Gives an unused descriptor a shape; every block is unused. Publish it in the address map afterwards.
+    pub(crate) fn shape(&self, shape: Shape) {
+        debug_assert!(
+            shape.capacity << u32::from(shape.coded) <= self.slots.len() && shape.base % GRANULE == 0
+        );
+        for word in self.slots {
+            word.store(slot::UNUSED, Relaxed);
+        }
+        for word in self.remote {
+            word.store(0, Relaxed);
+        }
+        self.owner.store(0, Relaxed);
+        self.keeper.store(0, Relaxed);
+        self.base.store(shape.base, Relaxed);
+        self.block.store(shape.block, Relaxed);
+        // One block: every offset but 0 fails the exact check, whatever the block's size.
+        let reciprocal = if shape.capacity == 1 { 0 } else { reciprocal(shape.block) as u32 };
+        self.reciprocal.store(reciprocal, Relaxed);
+        self.bin.store(DEDICATED, Relaxed);
+        self.lane.store(shape.lane, Relaxed);
+        self.group.store(shape.group, Relaxed);
+        self.coded.store(u8::from(shape.coded), Relaxed);
+        self.free_head.store(slot::END, Relaxed);
+        self.fresh.store(0, Relaxed);
+        self.used.store(0, Relaxed);
+        self.capacity.store(shape.capacity as u16, Relaxed);
+        self.segment.store(shape.segment, Relaxed);
+        self.home.store(shape.home, Relaxed);
+        self.granules.store(shape.granules as u32, Relaxed);
+        self.key.store(shape.key, Relaxed);
+        self.class.store(shape.class, Relaxed);
+        self.listed.store(0, Relaxed);
+        self.state.store(ACTIVE, Release);
+    }
+
+    /// Makes the heap `id` the keeper. `fast` lets its hot path free blocks without looking further.
+    pub(crate) fn adopt(&self, id: u64, fast: bool, bin: u16, inbox: &'static Inbox, inbox_index: u32) {
+        self.bin.store(bin, Relaxed);
+        self.inbox.store(ptr::from_ref(inbox).cast_mut(), Relaxed);
+        self.inbox_index.store(inbox_index, Relaxed);
+        self.keeper.store(id, Release);
+        self.owner.store(if fast { id } else { 0 }, Release);
+    }
+
+    /// The heap that may free blocks here without atomics.
+    #[inline(always)]
+    pub(crate) fn owner(&self) -> u64 {
+        self.owner.load(Relaxed)
+    }
+
+    pub(crate) fn keeper(&self) -> u64 {
+        self.keeper.load(Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn bin(&self) -> u16 {
+        self.bin.load(Relaxed)
+    }
+
+    pub(crate) fn base(&self) -> usize {
+        self.base.load(Relaxed)
+    }
+
+    pub(crate) fn block(&self) -> usize {
+        self.block.load(Relaxed)
+    }
+
+    pub(crate) fn granules(&self) -> usize {
+        self.granules.load(Relaxed) as usize
+    }
+
+    pub(crate) fn capacity(&self) -> u16 {
+        self.capacity.load(Relaxed)
+    }
+
+    pub(crate) fn inbox_index(&self) -> u32 {
+        self.inbox_index.load(Relaxed)
+    }
+
+    pub(crate) fn slots(&self) -> &'static [AtomicU16] {
+        self.slots
+    }
+
+    pub(crate) fn home(&self) -> usize {
+        self.home.load(Relaxed)
+    }
+
+    pub(crate) fn address(&self, index: u16) -> usize {
+        self.base().wrapping_add(usize::from(index) * self.block())
+    }
+
+    /// The slot word of the block that starts exactly at `address`; `None` for any other address.
+    #[inline(always)]
+    pub(crate) fn slot_at(&self, address: usize) -> Option<(usize, &'static AtomicU16)> {
+        let offset = address.wrapping_sub(self.base.load(Relaxed));
+        let index = ((offset as u64).wrapping_mul(u64::from(self.reciprocal.load(Relaxed))) >> 32) as usize;
+        if index.wrapping_mul(self.block.load(Relaxed)) != offset {
+            return None;
+        }
+        Some((index, self.slots.get(index)?))
+    }
+
+    /// The block that `address` lies in, as index and slot word, whatever its state.
+    pub(crate) fn block_around(&self, address: usize) -> Option<(usize, &'static AtomicU16)> {
+        let index = address.checked_sub(self.base())? / self.block().max(1);
+        if index >= usize::from(self.capacity()) {
+            return None;
+        }
+        Some((index, self.slots.get(index)?))
+    }
+
+    /// Why `address`, which this span's granules hold and where no block starts, cannot be freed.
+    #[cold]
+    pub(crate) fn why_not(&self, address: usize) -> FreeError {
+        match self.block_around(address) {
+            Some((_, word)) if slot::is_live(word.load(Relaxed)) => FreeError::Interior,
+            _ => FreeError::DoubleFree,
+        }
+    }
+
+    // ---- the keeper's free list ----
+
+    /// Takes one free block: from the list first, then a fresh one. The caller sets its state.
+    pub(crate) fn pop(&self) -> Result<Option<u16>, Broken> {
+        let head = self.free_head.load(Relaxed);
+        let index = if head != slot::END {
+            let next = self.link(head).ok_or(Broken)?;
+            self.free_head.store(next, Relaxed);
+            head
+        } else {
+            let fresh = self.fresh.load(Relaxed);
+            if fresh >= self.capacity() {
+                return Ok(None);
+            }
+            self.fresh.store(fresh + 1, Relaxed);
+            fresh
+        };
+        self.used.store(self.used.load(Relaxed) + 1, Relaxed);
+        Ok(Some(index))
+    }
+
+    /// Puts a block that the keeper holds (live, cached…) back on the free list.
+    pub(crate) fn push(&self, index: u16) {
+        self.set_link(index, self.free_head.load(Relaxed));
+        self.free_head.store(index, Relaxed);
+        self.used.store(self.used.load(Relaxed) - 1, Relaxed);
+    }
+
+    fn coded(&self) -> Option<Coded<'static>> {
+        let span = ptr::from_ref(self) as usize;
+        self.is_coded().then_some(Coded { span, slots: self.slots })
+    }
+
+    /// Whether slot words carry tags.
+    pub(crate) fn is_coded(&self) -> bool {
+        self.coded.load(Relaxed) != 0
+    }
+
+    fn link(&self, index: u16) -> Option<u16> {
+        match self.coded() {
+            None => Some(self.slots[usize::from(index)].load(Relaxed)),
+            Some(coded) => coded.link(index, self.capacity()),
+        }
+    }
+
+    fn set_link(&self, index: u16, link: u16) {
+        match self.coded() {
+            None => self.slots[usize::from(index)].store(link, Relaxed),
+            Some(coded) => coded.set_link(index, link),
+        }
+    }
+
+    /// Puts a block in a state.
+    pub(crate) fn set_state(&self, index: u16, state: u16) {
+        match self.coded() {
+            None => self.slots[usize::from(index)].store(state, Relaxed),
+            Some(coded) => coded.set_state(index, state),
+        }
+    }
+
+    /// Whether the block's slot word is as we left it; always true without tags.
+    pub(crate) fn verify(&self, index: u16) -> bool {
+        self.coded().is_none_or(|coded| coded.verify(index))
+    }
+
+    /// Puts all blocks of a fresh span on the free list in random order (Fisher and Yates).
+    pub(crate) fn shuffle(&self, random: &mut Random) {
+        let capacity = self.capacity();
+        let mut order: Vec<u16> = (0..capacity).collect();
+        for last in (1..order.len()).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+        self.fresh.store(capacity, Relaxed);
+        for index in order {
+            self.set_link(index, self.free_head.load(Relaxed));
+            self.free_head.store(index, Relaxed);
+        }
+    }
+
+    /// Whether a block can be popped without draining.
+    pub(crate) fn has_free(&self) -> bool {
+        self.free_head.load(Relaxed) != slot::END || self.fresh.load(Relaxed) < self.capacity()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.used.load(Relaxed) == 0
+    }
+
+    // ---- list links: whoever owns the list that the span is on ----
+
+    pub(crate) fn next(&self) -> Option<&'static Span> {
+        // SAFETY: links are null or come from `&'static Span` (`link` takes nothing else).
+        unsafe { self.next.load(Relaxed).as_ref() }
+    }
+
+    fn prev(&self) -> Option<&'static Span> {
+        // SAFETY: as in `next`.
+        unsafe { self.prev.load(Relaxed).as_ref() }
+    }
+
+    /// Puts the span at the front of the list that begins with `head`.
+    pub(crate) fn link_before(&'static self, head: Option<&'static Span>) {
+        let as_ptr =
+            |span: Option<&'static Span>| span.map_or(ptr::null_mut(), |s| ptr::from_ref(s).cast_mut());
+        self.prev.store(ptr::null_mut(), Relaxed);
+        self.next.store(as_ptr(head), Relaxed);
+        if let Some(head) = head {
+            head.prev.store(as_ptr(Some(self)), Relaxed);
+        }
+        self.listed.store(1, Relaxed);
+    }
+
+    /// Takes the span off its list; returns the one after it, the new head where this was the head.
+    pub(crate) fn unlink(&self) -> Option<&'static Span> {
+        let (next, prev) = (self.next(), self.prev());
+        if let Some(prev) = prev {
+            prev.next.store(self.next.load(Relaxed), Relaxed);
+        }
+        if let Some(next) = next {
+            next.prev.store(self.prev.load(Relaxed), Relaxed);
+        }
+        self.listed.store(0, Relaxed);
+        next
+    }
+
+    pub(crate) fn is_listed(&self) -> bool {
+        self.listed.load(Relaxed) != 0
+    }
+
+    // ---- remote frees ----
+
+    /// Frees a live block from a thread that does not keep the span. `word` is its slot word as it was checked.
+    ///
+    /// The word becomes REMOTE, which decides between racing double frees, and a bit tells the keeper where to look.
+    /// The keeper accepts only bits whose word says REMOTE: one that raced with its own free is refused then.
+    pub(crate) fn free_remote(&self, index: usize, word: u16) -> Result<Remote, FreeError> {
+        let (Some(slot), Some(bits)) = (self.slots.get(index), self.remote.get(index / 64)) else {
+            return Err(FreeError::DoubleFree);
+        };
+        if !slot::is_live(word) || slot.compare_exchange(word, slot::REMOTE, AcqRel, Relaxed).is_err() {
+            return Err(FreeError::DoubleFree);
+        }
+        bits.fetch_or(1 << (index % 64), SeqCst);
+        model_fence();
+        // Against the keeper's "store FULL, then look at the bits": one of the two sees the other.
+        match self.state.load(SeqCst) {
+            FULL => {
+                if self.state.compare_exchange(FULL, TOLD, AcqRel, Acquire).is_ok() {
+                    // SAFETY: null or an inbox, and those are never freed. A stale one gets a spurious bit, which
+                    // its owner ignores; the keeper that parked the span published its own inbox before.
+                    if let Some(inbox) = unsafe { self.inbox.load(Acquire).as_ref() } {
+                        inbox.tell(self.inbox_index.load(Relaxed));
+                    }
+                }
+                Ok(Remote::Done)
+            }
+            ORPHAN => Ok(Remote::Orphan),
+            _ => Ok(Remote::Done),
+        }
+    }
+
+    pub(crate) fn has_remote(&self) -> bool {
+        self.remote.iter().any(|word| word.load(SeqCst) != 0)
+    }
+
+    /// Takes all remote bits and hands the index of each block freed so to `freed`, which changes its word; returns how
+    /// many bits were for other blocks: double frees. The keeper calls it.
+    pub(crate) fn drain(&self, mut freed: impl FnMut(u16)) -> usize {
+        let mut refused = 0;
+        for (at, word) in self.remote.iter().enumerate() {
+            if word.load(Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = word.swap(0, AcqRel);
+            while bits != 0 {
+                let index = at * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if self.slots.get(index).is_some_and(|word| word.load(Relaxed) == slot::REMOTE) {
+                    freed(index as u16);
+                } else {
+                    refused += 1;
+                }
+            }
+        }
+        refused
+    }
+
+    // ---- state ----
+
+    /// The keeper parks the span. False if remote frees came in meanwhile and it should drain instead.
+    pub(crate) fn park(&self) -> bool {
+        self.state.store(FULL, SeqCst);
+        model_fence();
+        if !self.has_remote() {
+            return true;
+        }
+        // If someone told us meanwhile, the message is still under way and will be ignored.
+        self.state.store(ACTIVE, Release);
+        false
+    }
+
+    pub(crate) fn state(&self) -> u8 {
+        self.state.load(Relaxed)
+    }
+
+    /// The keeper takes up a parked span again.
+    pub(crate) fn unpark(&self) {
+        self.state.swap(ACTIVE, AcqRel);
+    }
+
+    /// The keeper gives the span up. Afterwards anyone may claim it.
+    pub(crate) fn orphan(&self) {
+        self.owner.store(0, Relaxed);
+        self.keeper.store(0, Relaxed);
+        self.state.store(ORPHAN, SeqCst);
+        model_fence();
+    }
+
+    /// Makes the caller the keeper of an orphan. False if it is none, or another was faster.
+    pub(crate) fn claim_orphan(&self) -> bool {
+        self.state.compare_exchange(ORPHAN, ACTIVE, AcqRel, Relaxed).is_ok()
+    }
+}

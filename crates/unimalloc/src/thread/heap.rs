@@ -1,0 +1,511 @@
+//! A heap: the blocks and spans that one thread allocates from.
+//!
+//! ```text
+//! hit:   pop the class's cache                      miss: take a batch from a partial span,
+//! free:  push on it (slot word LIVE -> CACHED)            adopt an orphan, or cut a fresh span
+//! ```
+//!
+//! Every free looks the exact address up and checks the slot word first. A full cache gives its older half back to the
+//! spans; a span whose blocks are all free goes back to the pool, but for one per class, so that a lone alloc and free at
+//! a span's edge do not cut and return it each time.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+
+use super::bin::{Bin, Cached};
+use crate::error::{last_error, AllocError};
+use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
+use crate::meta::inbox::Inbox;
+use crate::meta::slot;
+use crate::meta::span::{Span, TOLD};
+use crate::placement::Place;
+use crate::policy::Policy;
+use crate::pool::{span_of, Home, PoolKey, SpanRequest};
+use crate::sync::{AtomicU16, Ordering::Relaxed};
+
+/// What blocks must have in common to share a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BinKey {
+    pub place: Place,
+    pub policy: Policy,
+    pub group: u8,
+}
+
+impl BinKey {
+    pub(crate) const fn of(policy: Policy) -> Self {
+        Self { place: Place::DEFAULT, policy, group: 0 }
+    }
+
+    pub(crate) fn pool_key(self) -> PoolKey {
+        PoolKey { place: self.place, encoded: self.policy.encoded() }
+    }
+}
+
+pub(crate) struct Heap {
+    /// Monotonic: never used twice in a process, so a stale owner number matches nobody.
+    id: NonZeroU64,
+    /// `CLASSES` bins for each key, in the order of `keys`.
+    bins: Vec<Bin>,
+    keys: Vec<(BinKey, u32)>,
+    pub(crate) home: Home,
+    inbox: &'static Inbox,
+    /// Every span this heap keeps, at the index it has in the inbox.
+    tenants: Vec<Option<&'static Span>>,
+    vacancies: Vec<u32>,
+    /// Bytes of cached blocks above `SHARED_MAX`.
+    large_cached: usize,
+    /// Freed blocks of encoded spans, oldest first.
+    quarantined: VecDeque<(&'static Span, u16)>,
+    quarantined_bytes: usize,
+}
+
+/// A heap caches no more than this many bytes of blocks above 512 KiB.
+const LARGE_CACHE_BYTES: usize = 16 << 20;
+
+/// A heap keeps back this many bytes of freed blocks of encoded spans; blocks above a quarter of it are reused at once.
+const QUARANTINE_BYTES: usize = 1 << 20;
+
+fn next_id() -> NonZeroU64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // A 64-bit count of heaps does not wrap.
+    NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX)
+}
+
+impl Heap {
+    /// `first` is the key whose bins the hot path uses.
+    pub(crate) fn new(home: Home, first: BinKey) -> Self {
+        let mut heap = Self {
+            id: next_id(),
+            bins: Vec::new(),
+            keys: Vec::new(),
+            home,
+            inbox: Inbox::take(),
+            tenants: Vec::new(),
+            vacancies: Vec::new(),
+            large_cached: 0,
+            quarantined: VecDeque::new(),
+            quarantined_bytes: 0,
+        };
+        heap.bins_of(first);
+        heap
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id.get()
+    }
+
+    /// Index of the first of a key's bins.
+    pub(crate) fn bins_of(&mut self, key: BinKey) -> usize {
+        let at = self.keys.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+            self.keys.push((key, self.home.key(key.pool_key())));
+            self.bins.extend((0..CLASSES).map(|class| Bin::new(class, !key.policy.encoded())));
+            self.keys.len() - 1
+        });
+        at * CLASSES
+    }
+
+    // ---- allocation ----
+
+    /// A cached block of the first key's class, or 0.
+    #[inline(always)]
+    pub(crate) fn alloc_cached(&mut self, class: usize) -> usize {
+        let Some(bin) = self.bins.get_mut(class) else { return 0 };
+        match bin.cache.pop() {
+            Some(block) if class <= SHARED_CLASS => {
+                block.slot.store(slot::LIVE, Relaxed);
+                block.address
+            }
+            Some(block) => {
+                self.large_cached -= class_size(class);
+                block.slot.store(slot::LIVE, Relaxed);
+                block.address
+            }
+            None => 0,
+        }
+    }
+
+    /// A block of bin `at`, or 0 with the reason in `last_error`.
+    pub(crate) fn alloc(&mut self, at: usize) -> usize {
+        let bin = &mut self.bins[at];
+        if let Some(block) = bin.cache.pop() {
+            if usize::from(bin.class) > SHARED_CLASS {
+                self.large_cached -= class_size(usize::from(bin.class));
+            }
+            block.slot.store(slot::LIVE, Relaxed);
+            return block.address;
+        }
+        self.refill(at)
+    }
+
+    #[cold]
+    fn refill(&mut self, at: usize) -> usize {
+        self.read_inbox();
+        self.trim_quarantine(QUARANTINE_BYTES);
+        loop {
+            if let Some(span) = self.bins[at].partial {
+                if let Some(address) = self.take_batch(at, span) {
+                    return address;
+                }
+                continue; // the span had nothing and is parked now
+            }
+            if !self.acquire(at) {
+                return 0;
+            }
+        }
+    }
+
+    /// Moves a batch of `span`'s blocks to the cache and returns one more, live.
+    fn take_batch(&mut self, at: usize, span: &'static Span) -> Option<usize> {
+        if !span.has_free() {
+            self.drain(span);
+        }
+        let Ok(first) = span.pop() else {
+            self.quit(at, span);
+            return None;
+        };
+        if first.is_some() {
+            let bin = &mut self.bins[at];
+            let batch = bin.batch();
+            bin.cache.reserve_exact(usize::from(bin.limit).saturating_sub(bin.cache.len()));
+            let from = bin.cache.len();
+            for _ in 1..batch {
+                let Ok(Some(index)) = span.pop() else { break };
+                let slot = &span.slots()[usize::from(index)];
+                slot.store(slot::CACHED, Relaxed);
+                bin.cache.push(Cached { address: span.address(index), slot });
+            }
+            bin.cache[from..].reverse(); // so that blocks come out in the order of the list
+        }
+        if !span.has_free() {
+            self.park(at, span);
+        }
+        first.map(|index| {
+            span.set_state(index, slot::LIVE);
+            span.address(index)
+        })
+    }
+
+    /// Gives up a span whose free list does not verify. Its live blocks stay valid and can be freed; none of its memory
+    /// is handed out again.
+    fn quit(&mut self, at: usize, span: &'static Span) {
+        self.bins[at].unlink(span);
+        self.tenants[span.inbox_index() as usize] = None; // the index stays taken: messages for it go nowhere
+        self.home.pools.report_corruption();
+    }
+
+    /// Sets a span aside until a free comes in, or drains those that came in meanwhile.
+    fn park(&mut self, at: usize, span: &'static Span) {
+        if span.has_remote() || !span.park() {
+            self.drain(span);
+            if span.has_free() {
+                return;
+            }
+            // Only double frees had come in. Those that come after this look are reported by the next.
+            if !span.park() {
+                return;
+            }
+        }
+        self.bins[at].unlink(span);
+    }
+
+    /// Brings a span with free blocks into bin `at`; false with the reason in `last_error`.
+    fn acquire(&mut self, at: usize) -> bool {
+        let (key, number) = self.keys[at / CLASSES];
+        let request = SpanRequest {
+            key: number,
+            class: (at % CLASSES) as u16,
+            lane: key.policy as u8,
+            group: key.group,
+        };
+        while let Some(span) = self.home.adopt(request) {
+            self.keep(at, span);
+            self.drain(span);
+            if span.has_free() {
+                return true;
+            }
+            self.park(at, span);
+            if self.bins[at].partial.is_some() {
+                return true;
+            }
+        }
+        let span = self.home.take_span(request).or_else(|| {
+            if !matches!(last_error(), Some(AllocError::Budget | AllocError::OutOfMemory)) {
+                return None;
+            }
+            // Our own caches may hold what is missing.
+            self.give_back_caches();
+            self.home.take_span(request)
+        });
+        let Some(span) = span else { return false };
+        if key.policy.shuffles() {
+            span.shuffle(&mut crate::random::Random::seeded());
+        }
+        self.keep(at, span);
+        true
+    }
+
+    /// Becomes the keeper of a span and links it into bin `at`.
+    fn keep(&mut self, at: usize, span: &'static Span) {
+        let index = self.vacancies.pop().unwrap_or_else(|| {
+            self.tenants.push(None);
+            self.tenants.len() as u32 - 1
+        });
+        self.inbox.reserve(index);
+        self.tenants[index as usize] = Some(span);
+        let fast = self.keys[at / CLASSES].0.policy == Policy::Standard;
+        span.adopt(self.id(), fast, at as u16, self.inbox, index);
+        self.bins[at].link(span);
+    }
+
+    // ---- free ----
+
+    /// Frees a live block of a span that this heap owns outright. False: not that simple, nothing was done.
+    #[inline(always)]
+    pub(crate) fn free_cached(&mut self, span: &'static Span, address: usize) -> bool {
+        if span.owner() != self.id.get() {
+            return false;
+        }
+        let Some((_, slot)) = span.slot_at(address) else { return false };
+        if slot.load(Relaxed) != slot::LIVE {
+            return false;
+        }
+        let at = usize::from(span.bin());
+        let Some(bin) = self.bins.get_mut(at) else { return false };
+        if bin.cache.len() >= usize::from(bin.limit) || usize::from(bin.class) > SHARED_CLASS {
+            return self.free_full(at, address, slot);
+        }
+        slot.store(slot::CACHED, Relaxed);
+        bin.cache.push(Cached { address, slot });
+        true
+    }
+
+    /// As `free_cached`, where the cache has no room or the block is large.
+    #[cold]
+    fn free_full(&mut self, at: usize, address: usize, slot: &'static AtomicU16) -> bool {
+        slot.store(slot::CACHED, Relaxed);
+        let size = class_size(at % CLASSES);
+        let large = size > SHARED_MAX;
+        if large && self.large_cached + size > LARGE_CACHE_BYTES {
+            self.put_back(at, address);
+            return true;
+        }
+        let bin = &mut self.bins[at];
+        if bin.cache.len() >= usize::from(bin.limit) {
+            let oldest = bin.batch();
+            self.flush(at, oldest);
+        }
+        let bin = &mut self.bins[at];
+        bin.cache.reserve_exact(usize::from(bin.limit).saturating_sub(bin.cache.len()));
+        bin.cache.push(Cached { address, slot });
+        if large {
+            self.large_cached += size;
+        }
+        true
+    }
+
+    /// Frees a live block of a span that this heap keeps, in any lane; its contents were taken care of.
+    pub(crate) fn free_kept(&mut self, span: &'static Span, index: u16) {
+        if self.is_lost(span) {
+            return; // its free list is broken: the block is not handed out again
+        }
+        let at = usize::from(span.bin());
+        if span.is_coded() {
+            self.keep_back(span, index);
+            if span.block() > QUARANTINE_BYTES / 4 {
+                self.has_room(at, span);
+            }
+            self.trim_quarantine(QUARANTINE_BYTES);
+        } else {
+            self.free_full(at, span.address(index), &span.slots()[usize::from(index)]);
+        }
+    }
+
+    fn is_lost(&self, span: &'static Span) -> bool {
+        !self
+            .tenants
+            .get(span.inbox_index() as usize)
+            .is_some_and(|t| t.is_some_and(|t| std::ptr::eq(t, span)))
+    }
+
+    /// Keeps a freed block back from reuse until `QUARANTINE_BYTES` more were freed. Lists and returns no span, so it
+    /// may be called while one is being looked at.
+    fn keep_back(&mut self, span: &'static Span, index: u16) {
+        if span.block() > QUARANTINE_BYTES / 4 {
+            span.push(index);
+        } else {
+            span.set_state(index, slot::QUARANTINED);
+            self.quarantined.push_back((span, index));
+            self.quarantined_bytes += span.block();
+        }
+    }
+
+    /// Releases the oldest blocks above the quarantine's bound.
+    fn trim_quarantine(&mut self, bound: usize) {
+        while self.quarantined_bytes > bound {
+            self.release_oldest();
+        }
+    }
+
+    fn release_oldest(&mut self) {
+        let Some((span, index)) = self.quarantined.pop_front() else { return };
+        self.quarantined_bytes -= span.block();
+        if self.is_lost(span) {
+            return;
+        }
+        if !span.verify(index) {
+            // The block's word was written to while it was kept back: it is not handed out again.
+            return self.home.pools.report_corruption();
+        }
+        span.push(index);
+        self.has_room(usize::from(span.bin()), span);
+    }
+
+    /// Gives the `count` oldest blocks of a cache back to their spans.
+    fn flush(&mut self, at: usize, count: usize) {
+        let count = count.min(self.bins[at].cache.len());
+        for position in 0..count {
+            let address = self.bins[at].cache[position].address;
+            self.put_back(at, address);
+        }
+        self.bins[at].cache.drain(..count);
+        let size = class_size(at % CLASSES);
+        if size > SHARED_MAX {
+            self.large_cached -= size * count;
+        }
+    }
+
+    /// Puts a block that was cached on its span's free list.
+    fn put_back(&mut self, at: usize, address: usize) {
+        let Some(span) = span_of(address) else { return };
+        let Some((index, _)) = span.slot_at(address) else { return };
+        span.push(index as u16);
+        self.has_room(at, span);
+    }
+
+    /// After blocks of a span became free: lists it, or returns it to the pool if nothing of it is used.
+    fn has_room(&mut self, at: usize, span: &'static Span) {
+        if !span.is_listed() {
+            span.unpark();
+            self.bins[at].link(span);
+        }
+        if !span.is_empty() {
+            return;
+        }
+        let bin = &mut self.bins[at];
+        let others = bin.partial.is_some_and(|head| !std::ptr::eq(head, span)) || span.next().is_some();
+        if others || usize::from(bin.class) > SHARED_CLASS {
+            bin.unlink(span);
+            self.let_go(span);
+        }
+    }
+
+    /// Returns a span without used blocks, on no list, to the pool.
+    fn let_go(&mut self, span: &'static Span) {
+        let index = span.inbox_index();
+        self.tenants[index as usize] = None;
+        self.vacancies.push(index);
+        self.home.retire(span);
+    }
+
+    // ---- remote frees ----
+
+    /// Takes up the remote frees of one span.
+    fn drain(&mut self, span: &'static Span) {
+        let coded = span.is_coded();
+        let refused = span.drain(|index| if coded { self.keep_back(span, index) } else { span.push(index) });
+        self.home.pools.report_late_double_frees(refused);
+    }
+
+    /// Takes up parked spans that remote frees told us of.
+    fn read_inbox(&mut self) {
+        if !self.inbox.has_messages() {
+            return;
+        }
+        let mut told = Vec::new();
+        self.inbox.take_told(|index| told.push(index));
+        for index in told {
+            let Some(Some(span)) = self.tenants.get(index as usize).copied() else { continue };
+            if span.state() != TOLD {
+                continue; // a message for an earlier tenant, or one that was overtaken
+            }
+            span.unpark();
+            self.drain(span);
+            let at = usize::from(span.bin());
+            if span.has_free() {
+                self.has_room(at, span);
+            } else {
+                self.bins[at].link(span);
+                self.park(at, span);
+            }
+        }
+    }
+
+    // ---- giving back ----
+
+    /// Returns everything that is cached here to the pools. Live blocks stay where they are.
+    pub(crate) fn give_back_caches(&mut self) {
+        self.read_inbox();
+        for index in 0..self.tenants.len() {
+            if let Some(span) = self.tenants[index] {
+                self.drain(span);
+            }
+        }
+        self.trim_quarantine(0);
+        for at in 0..self.bins.len() {
+            self.flush(at, usize::MAX);
+        }
+        for index in 0..self.tenants.len() {
+            let Some(span) = self.tenants[index] else { continue };
+            let at = usize::from(span.bin());
+            if span.is_empty() {
+                if span.is_listed() {
+                    self.bins[at].unlink(span);
+                }
+                self.let_go(span);
+            } else if span.has_free() && !span.is_listed() {
+                self.has_room(at, span);
+            }
+        }
+    }
+
+    /// Bytes of free blocks in caches and spans.
+    pub(crate) fn cached_bytes(&self) -> usize {
+        self.tenants
+            .iter()
+            .flatten()
+            .map(|span| usize::from(span.capacity() - span.used.load(Relaxed)) * span.block())
+            .sum::<usize>()
+            + self.bins.iter().map(|bin| bin.cache.len() * class_size(usize::from(bin.class))).sum::<usize>()
+    }
+
+    /// Blocks handed out and not freed (remote frees count once drained), and their bytes; a walk, for checks.
+    pub(crate) fn live(&self) -> (usize, usize) {
+        let mut live = (0, 0);
+        for span in self.tenants.iter().flatten() {
+            let count = span.slots().iter().filter(|word| slot::is_live(word.load(Relaxed))).count();
+            live.0 += count;
+            live.1 += count * span.block();
+        }
+        live
+    }
+}
+
+impl Drop for Heap {
+    /// The thread ends: empty spans return to the pool, the others become orphans. Nothing here calls the backend.
+    fn drop(&mut self) {
+        self.give_back_caches();
+        for at in 0..self.bins.len() {
+            while let Some(span) = self.bins[at].partial {
+                self.bins[at].unlink(span);
+            }
+        }
+        for span in std::mem::take(&mut self.tenants).into_iter().flatten() {
+            self.home.abandon(span);
+        }
+        self.inbox.recycle();
+    }
+}
+
+/// The last class whose blocks share spans.
+const SHARED_CLASS: usize = crate::meta::geometry::class_of(SHARED_MAX);

@@ -1,0 +1,54 @@
+//! A backend whose memory cannot be touched: proof that bookkeeping never does. Written as an outside crate would.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use unimalloc::{backend_pools, set_last_error, AllocError, MemoryBackend};
+
+/// Reserved addresses without access: any read or write of a block faults.
+pub struct ProtNone;
+
+pub static REGIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: mappings are fresh, page-aligned, exclusive, and unmapped only by `deallocate`.
+unsafe impl MemoryBackend for ProtNone {
+    unsafe fn allocate(size: usize) -> *mut u8 {
+        // SAFETY: an anonymous mapping at an address of the system's choice.
+        let region = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if region == libc::MAP_FAILED {
+            set_last_error(AllocError::OutOfMemory);
+            return std::ptr::null_mut();
+        }
+        REGIONS.fetch_add(1, Ordering::Relaxed);
+        region.cast()
+    }
+
+    unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
+        // SAFETY: the caller passes a region of ours that nobody uses.
+        let released = unsafe { libc::munmap(ptr.cast(), size) } == 0;
+        REGIONS.fetch_sub(usize::from(released), Ordering::Relaxed);
+        released
+    }
+
+    unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
+        false
+    }
+
+    unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
+        false
+    }
+
+    unsafe fn decommit(_: *mut u8, _: usize) -> bool {
+        false
+    }
+}
+
+backend_pools!(ProtNone);
