@@ -52,7 +52,7 @@ async function buildDist() {
   console.log('Building dist/ …')
   unstamp('dist')
   rmSync(dist, { recursive: true, force: true })
-  const { build } = await import('esbuild')
+  const esbuild = await import('esbuild')
   const common = {
     absWorkingDir: root,
     entryPoints: ['index.ts'],
@@ -62,10 +62,10 @@ async function buildDist() {
     external: ['#native'],
     logLevel: 'warning',
   }
-  await build({ ...common, format: 'cjs', outfile: 'dist/index.cjs', sourcemap: 'linked' })
+  await esbuild.build({ ...common, format: 'cjs', outfile: 'dist/index.cjs', sourcemap: 'linked' })
 
   // The ES format is built only for the list of names it reports.
-  const { metafile } = await build({ ...common, format: 'esm', outfile: 'names.mjs', write: false, metafile: true })
+  const { metafile } = await esbuild.build({ ...common, format: 'esm', outfile: 'names.mjs', write: false, metafile: true })
   const names = metafile.outputs['names.mjs'].exports.toSorted()
   writeFileSync(join(dist, 'index.mjs'), `export { ${names.join(', ')} } from './index.cjs'\n`)
   writeFileSync(join(dist, 'index.d.mts'), `export * from './index.cjs'\n`)

@@ -23,7 +23,11 @@ export async function ensureCargoDeny() {
     child.on('close', (code) =>
       code === 0
         ? resolve()
-        : reject(new SetupError(`cargo-deny could not be built; install it with \`cargo install --locked cargo-deny@${version}\`.`)),
+        : reject(
+            new SetupError(
+              `cargo-deny could not be built; install it with \`cargo install --locked cargo-deny@${version}\`.`,
+            ),
+          ),
     )
   })
   return program

@@ -6,5 +6,10 @@ await runScript(() => {
   checkNode()
   installPackages()
   run(findCargo(), ['fmt', '--all'])
-  run(process.execPath, [join(root, 'node_modules', 'prettier', 'bin', 'prettier.cjs'), '--write', '--log-level=warn', '.'])
+  run(process.execPath, [
+    join(root, 'node_modules', 'prettier', 'bin', 'prettier.cjs'),
+    '--write',
+    '--log-level=warn',
+    '.',
+  ])
 })

@@ -91,7 +91,9 @@ export function checkCompiler() {
   const candidates = process.env.CC ? [process.env.CC] : ['cc', 'gcc', 'clang']
   if (candidates.some((compiler) => capture(compiler, ['--version']))) return
   const install =
-    process.platform === 'darwin' ? '`xcode-select --install`' : '`apt-get install build-essential`, or your system’s own package'
+    process.platform === 'darwin'
+      ? '`xcode-select --install`'
+      : '`apt-get install build-essential`, or your system’s own package'
   throw new SetupError(
     `No C compiler was found (looked for ${candidates.join(', ')}); Rust needs one to link. Install one with ${install}, then run the command again.`,
   )

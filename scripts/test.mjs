@@ -3,14 +3,14 @@ import { spawn } from 'node:child_process'
 import { join } from 'node:path'
 import { stripVTControlCharacters } from 'node:util'
 import { build } from './build.mjs'
-import { findCargo, root, runScript } from './setup.mjs'
+import { capture, findCargo, root, runScript, SetupError } from './setup.mjs'
 
 const suites = { '--rust': testRust, '--js': testJavaScript }
 
 /** Runs a program, shows its output as it comes, and hands every finished line to `onLine`. */
-function watch(program, args, onLine) {
+function watch(program, args, extraEnv, onLine) {
   return new Promise((resolve, reject) => {
-    const env = { ...process.env }
+    const env = { ...process.env, ...extraEnv }
     if (process.stdout.isTTY && !env.NO_COLOR) {
       env.FORCE_COLOR ??= '1'
       env.CARGO_TERM_COLOR ??= 'always'
@@ -35,7 +35,7 @@ function watch(program, args, onLine) {
 
 async function testRust(args) {
   const counts = { passed: 0, failed: 0, skipped: 0 }
-  const code = await watch(findCargo(), ['test', '--no-fail-fast', ...args], (line) => {
+  const code = await watch(findCargo(), ['test', '--no-fail-fast', ...args], {}, (line) => {
     const result = /^test result: \S+ (\d+) passed; (\d+) failed; (\d+) ignored/.exec(line)
     if (!result) return
     counts.passed += Number(result[1])
@@ -45,10 +45,18 @@ async function testRust(args) {
   return settle(counts, code)
 }
 
+/** The folder of the stand-in driver, for the JavaScript tests that need one; it exists on Linux alone. */
+function standInDriver() {
+  if (process.platform !== 'linux') return {}
+  const folder = capture(findCargo(), ['run', '--quiet', '--package', 'fake-cuda', '--bin', 'fake-cuda-dir'])
+  if (!folder) throw new SetupError('The stand-in driver does not build; `cargo build -p fake-cuda` says why.')
+  return { UNIMALLOC_TEST_DRIVER: folder }
+}
+
 async function testJavaScript(args) {
   const counts = { passed: 0, failed: 0, skipped: 0 }
   const cli = join(root, 'node_modules', 'ava', 'entrypoints', 'cli.mjs')
-  const code = await watch(process.execPath, [cli, ...args], (line) => {
+  const code = await watch(process.execPath, [cli, ...args], standInDriver(), (line) => {
     // ava's summary leaves out the passed tests as soon as one failed, so those are counted as they are listed.
     if (/^[✔√] /.test(line)) counts.passed += 1
     const result = /^(\d+) tests? (failed|skipped|todo)$/.exec(line)
@@ -67,7 +75,9 @@ await runScript(async () => {
   const only = process.argv[2] in suites ? [process.argv[2]] : Object.keys(suites)
   const args = process.argv.slice(only.length === 1 ? 3 : 2)
   if (only.length > 1 && args.length > 0) {
-    console.error('npm test takes no arguments; pass them to one suite: npm run test:js -- ARGS, npm run test:rust -- ARGS')
+    console.error(
+      'npm test takes no arguments; pass them to one suite: npm run test:js -- ARGS, npm run test:rust -- ARGS',
+    )
     return 1
   }
   await build()
