@@ -171,6 +171,11 @@ impl Device {
         Ok(entered)
     }
 
+    /// Whether the primary context was made by this crate already.
+    pub(crate) fn has_context(&self) -> bool {
+        !self.context.load(Ordering::Acquire).is_null()
+    }
+
     /// Whether this is the device's primary context.
     pub(crate) fn is_own_context(&self, context: CUcontext) -> bool {
         context == self.context.load(Ordering::Acquire)

@@ -41,6 +41,7 @@ pub(crate) const OUT_OF_MEMORY: u32 = 2;
 pub(crate) const NOT_INITIALIZED: u32 = 3;
 pub(crate) const DEINITIALIZED: u32 = 4;
 pub(crate) const NO_DEVICE: u32 = 100;
+pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const INVALID_PTX: u32 = 218;
 pub(crate) const UNSUPPORTED_PTX_VERSION: u32 = 222;
 pub(crate) const NOT_FOUND: u32 = 500;

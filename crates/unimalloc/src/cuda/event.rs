@@ -31,9 +31,10 @@ impl Event {
         stream.call("creating an event", |entries| unsafe { (entries.cuEventCreate)(&mut handle, 0) })?;
         // From here on a failure drops the event, which destroys it.
         let event = Self { handle, stream: stream.clone() };
-        // SAFETY: the event was just made in the stream's own context.
-        stream
-            .call("recording an event", |entries| unsafe { (entries.cuEventRecord)(handle, stream.raw()) })?;
+        stream.call("recording an event", |entries| {
+            // SAFETY: the event was just made in the stream's own context.
+            unsafe { (entries.cuEventRecord)(handle, stream.raw()) }
+        })?;
         Ok(event)
     }
 

@@ -42,3 +42,8 @@ pub fn synchronize(device_index: u16) -> Result<(), CudaError> {
     // SAFETY: the device's context is current.
     device.call("waiting for the device", |entries| unsafe { (entries.cuCtxSynchronize)() })
 }
+
+/// The name of a driver's result code, such as `CUDA_ERROR_INVALID_VALUE`.
+pub fn error_name(code: u32) -> String {
+    driver::error_name(code)
+}

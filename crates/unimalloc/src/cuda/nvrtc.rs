@@ -11,11 +11,12 @@ use super::driver::Driver;
 use super::error::CudaError;
 
 macro_rules! entries {
-    (checked { $( $name:ident($($arg:ty),*); )* } unchecked { $( $uname:ident($($uarg:ty),*) -> $ures:ty; )* }) => {
+    (needed { $( $name:ident($($arg:ty),*); )* } optional { $( $oname:ident($($oarg:ty),*); )* } needed unchecked { $( $uname:ident($($uarg:ty),*) -> $ures:ty; )* }) => {
         /// The compiler's entry points, checked against cudarc's bindings, with results as plain integers.
         #[allow(non_snake_case)]
         struct Entries {
             $( $name: unsafe extern "C" fn($($arg),*) -> u32, )*
+            $( $oname: Option<unsafe extern "C" fn($($oarg),*) -> u32>, )*
             $( $uname: unsafe extern "C" fn($($uarg),*) -> $ures, )*
         }
 
@@ -26,6 +27,7 @@ macro_rules! entries {
                 unsafe {
                     Some(Self {
                         $( $name: *library.get(stringify!($name)).ok()?, )*
+                        $( $oname: library.get(stringify!($oname)).ok().map(|entry| *entry), )*
                         $( $uname: *library.get(stringify!($uname)).ok()?, )*
                     })
                 }
@@ -34,13 +36,14 @@ macro_rules! entries {
 
         const _: () = {
             $( let _: unsafe fn($($arg),*) -> nvrtcResult = sys::$name; )*
+            $( let _: unsafe fn($($oarg),*) -> nvrtcResult = sys::$oname; )*
             assert!(size_of::<nvrtcResult>() == size_of::<u32>());
         };
     };
 }
 
 entries! {
-    checked {
+    needed {
         nvrtcVersion(*mut c_int, *mut c_int);
         nvrtcGetNumSupportedArchs(*mut c_int);
         nvrtcGetSupportedArchs(*mut c_int);
@@ -53,10 +56,12 @@ entries! {
         nvrtcGetProgramLog(nvrtcProgram, *mut c_char);
         nvrtcGetPTXSize(nvrtcProgram, *mut usize);
         nvrtcGetPTX(nvrtcProgram, *mut c_char);
+    }
+    optional {
         nvrtcGetCUBINSize(nvrtcProgram, *mut usize);
         nvrtcGetCUBIN(nvrtcProgram, *mut c_char);
     }
-    unchecked {
+    needed unchecked {
         nvrtcGetErrorString(u32) -> *const c_char;
     }
 }
@@ -186,7 +191,14 @@ impl Nvrtc {
         self.check(code, "compiling", || program.log())?;
         match to {
             Target::Ptx => program.output(self.entries.nvrtcGetPTXSize, self.entries.nvrtcGetPTX),
-            Target::Cubin => program.output(self.entries.nvrtcGetCUBINSize, self.entries.nvrtcGetCUBIN),
+            Target::Cubin => match (self.entries.nvrtcGetCUBINSize, self.entries.nvrtcGetCUBIN) {
+                (Some(size), Some(text)) => program.output(size, text),
+                _ => Err(CudaError::unavailable(format!(
+                    "NVRTC {}.{} is newer than the driver and makes no machine code: install the NVRTC of the driver's \
+                     version",
+                    self.version.0, self.version.1
+                ))),
+            },
         }
     }
 
@@ -230,11 +242,8 @@ impl Program<'_> {
     fn output(&self, size: SizeEntry, text: TextEntry) -> Result<Vec<u8>, CudaError> {
         let mut len = 0;
         // SAFETY: the program is alive, and the compiler writes one size.
-        self.nvrtc.check(
-            unsafe { size(self.handle, &mut len) },
-            "reading the compiler's output",
-            String::new,
-        )?;
+        let code = unsafe { size(self.handle, &mut len) };
+        self.nvrtc.check(code, "reading the compiler's output", String::new)?;
         let mut bytes = vec![0; len];
         // SAFETY: the compiler writes as many bytes as it said.
         let code = unsafe { text(self.handle, bytes.as_mut_ptr().cast()) };

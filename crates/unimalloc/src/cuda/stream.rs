@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUcontext, CUmemLocation, CUmemLocationType, CUstream}
 
 use super::device::{self, device, Device, Entered};
 use super::driver::{self, Driver, Entries};
-use super::error::{CudaError, NOT_READY, SUCCESS};
+use super::error::{CudaError, INVALID_CONTEXT, NOT_READY, SUCCESS};
 use super::event::Event;
 
 const NON_BLOCKING: c_uint = 1;
@@ -109,7 +109,14 @@ impl Stream {
         let mut context = ptr::null_mut();
         let mut raw = 0;
         // SAFETY: the caller says that the stream is alive; the driver writes one handle.
-        let code = unsafe { (driver.entries.cuStreamGetCtx)(handle, &mut context) };
+        let mut get_context = || unsafe { (driver.entries.cuStreamGetCtx)(handle, &mut context) };
+        let mut code = get_context();
+        if code == INVALID_CONTEXT {
+            // The driver wants some context to be current, whichever.
+            let device =
+                driver.devices.iter().find(|device| device.has_context()).unwrap_or(&driver.devices[0]);
+            code = device.enter(driver).map_or_else(|code| code, |_entered| get_context());
+        }
         if code != SUCCESS {
             return Err(CudaError::driver(code, foreign));
         }
