@@ -1,0 +1,230 @@
+//! Accounts, arrays and statistics: the calls behind `Allocator`.
+
+use std::sync::Arc;
+
+use napi::bindgen_prelude::{Env, Float64ArraySlice, JsValue, Unknown};
+use napi::Result;
+use napi_derive::napi;
+use unimalloc::last_error;
+
+use crate::account::{self, Account, FIGURES};
+use crate::block::{self, Block, Contents, Refusal};
+use crate::buffer::{self, BufferError};
+use crate::cuda::in_flight;
+use crate::dispatch::{Backend, Policy};
+use crate::failure::{failure, free_failure, reason_name};
+use crate::holds::{self, Handle};
+use crate::out;
+
+/// What `allocate` writes beside its result: handle, address, usable bytes; or, with a null result, one of these.
+const REFUSED_BY_LIMIT: f64 = -1.0;
+const REFUSED_BY_BACKEND: f64 = -2.0;
+const BUFFERS_BANNED: f64 = -3.0;
+const BUFFER_REFUSED: f64 = -4.0;
+
+/// Bits of `contents`; `ts/allocator.ts` has the same.
+const ZEROED: u32 = 1;
+const POOLED: u32 = 2;
+
+/// Opens an account. `limit` is in bytes and may be infinite.
+#[napi(catch_unwind)]
+pub fn open_account(backend: u32, policy: u32, device: u32, limit: f64) -> Result<u32> {
+    let limit = if limit.is_finite() { limit as u64 } else { u64::MAX };
+    let device = u16::try_from(device).map_err(|_| failure("INVALID_ARGUMENT", "no such device"))?;
+    Ok(account::open(Account::new(Backend::from(backend), Policy::from(policy), device, limit)))
+}
+
+/// Forgets an account's number; its blocks go on settling with it.
+#[napi(catch_unwind)]
+pub fn close_account(number: u32) -> Result<()> {
+    account::close(number);
+    Ok(())
+}
+
+fn find_account(number: u32) -> Result<Arc<Account>> {
+    account::find(number).ok_or_else(|| failure("DISPOSED", "the allocator was disposed: make a new one"))
+}
+
+/// A buffer over a fresh block, or null. `out` gets handle, address and usable bytes, or the reason for the null.
+#[napi(catch_unwind, ts_return_type = "ArrayBuffer | null")]
+pub fn allocate<'env>(
+    env: &'env Env,
+    number: u32,
+    bytes: f64,
+    align: f64,
+    placement: u32,
+    contents: u32,
+    mut out: Float64ArraySlice<'_>,
+) -> Result<Option<Unknown<'env>>> {
+    let account = find_account(number)?;
+    in_flight::poll();
+    if contents & POOLED == 0 {
+        check_host_access(account.backend)?;
+    }
+    let contents = Contents { zeroed: contents & ZEROED != 0, pooled: contents & POOLED != 0 };
+    let block = match Block::allocate(&account, bytes as usize, align as usize, placement, contents) {
+        Ok(block) => block,
+        Err(refusal) => {
+            let reason = if refusal == Refusal::Limit { REFUSED_BY_LIMIT } else { REFUSED_BY_BACKEND };
+            out::write(&mut out, 0, &[reason]);
+            return Ok(None);
+        }
+    };
+    let address = block.address();
+    let usable = block.usable();
+    // SAFETY: napi-rs calls this on the environment's thread, and the block is new.
+    match unsafe { buffer::create(env.raw(), block) } {
+        Ok((value, handle)) => {
+            out::write(&mut out, 0, &[handle.to_number(), address as f64, usable as f64]);
+            // SAFETY: `value` was made in this environment by the call above.
+            Ok(Some(unsafe { Unknown::from_raw_unchecked(env.raw(), value) }))
+        }
+        Err(error) => {
+            let reason = if error == BufferError::Banned { BUFFERS_BANNED } else { BUFFER_REFUSED };
+            out::write(&mut out, 0, &[reason]);
+            Ok(None)
+        }
+    }
+}
+
+/// Refuses what would make the CPU touch managed memory while that is forbidden.
+fn check_host_access(backend: Backend) -> Result<()> {
+    if backend == Backend::Cuda && !in_flight::host_may_access() {
+        return Err(failure(
+            "HOST_ACCESS_WHILE_BUSY",
+            "a kernel launched with unsafeConcurrent is running on a device whose managed memory the CPU may not touch \
+             meanwhile: wait for its stream first, or use allocUnsafe and touch the array later",
+        ));
+    }
+    Ok(())
+}
+
+/// Counts an allocation that was refused for good.
+#[napi(catch_unwind)]
+pub fn count_refusal(number: u32) -> Result<()> {
+    find_account(number)?.count_refusal();
+    Ok(())
+}
+
+/// Ends the hold of a buffer that has just been detached by us. Nothing happens if the engine's finalizer came first.
+#[napi(catch_unwind)]
+pub fn release(handle: f64) -> Result<()> {
+    match holds::take(Handle::from_number(handle)) {
+        Some(hold) => block::release(hold.block).map_err(free_failure),
+        None => Ok(()),
+    }
+}
+
+/// Frees an array whose buffer somebody else has detached: the bytes may live on in another buffer, so that only the
+/// engine can tell when they are no longer used.
+#[napi(catch_unwind)]
+pub fn release_when_collected(handle: f64) -> Result<()> {
+    holds::mark_freed(Handle::from_number(handle));
+    Ok(())
+}
+
+/// Whether a handle's hold has not ended and was not freed.
+#[napi(catch_unwind)]
+pub fn is_held(handle: f64) -> Result<bool> {
+    Ok(holds::is_held(Handle::from_number(handle)))
+}
+
+/// Detaches a buffer on engines without `ArrayBuffer.prototype.transfer`. False if the engine refused.
+#[napi(catch_unwind, ts_args_type = "buffer: ArrayBuffer")]
+pub fn detach(env: &Env, buffer: Unknown<'_>) -> Result<bool> {
+    // SAFETY: both come from the environment of this call.
+    Ok(unsafe { buffer::detach(env.raw(), buffer.raw()) })
+}
+
+/// Copies the first `bytes` of one held block to another, on the side where they live.
+#[napi(catch_unwind)]
+pub fn copy_block(to: f64, from: f64, bytes: f64) -> Result<bool> {
+    let (Some(to), Some(from)) =
+        (holds::block(Handle::from_number(to)), holds::block(Handle::from_number(from)))
+    else {
+        return Ok(false);
+    };
+    check_host_access(to.account().backend)?;
+    in_flight::wait_for(&from);
+    let bytes = (bytes as usize).min(to.usable()).min(from.usable());
+    if to.address() == from.address() || bytes == 0 {
+        return Ok(true);
+    }
+    let backend = to.account().backend;
+    // SAFETY: two different live blocks, which both stay held for the time of the call; `bytes` fits both. Two backends may be
+    // involved; managed memory is readable by the host, so either side's copy serves.
+    Ok(unsafe { backend.copy(to.address() as *mut u8, from.address() as *const u8, bytes) })
+}
+
+/// Writes an account's figures, then those of its backend, into `out`. The order is that of `readStats` in `ts/stats.ts`.
+#[napi(catch_unwind)]
+pub fn read_stats(number: u32, mut out: Float64ArraySlice<'_>) -> Result<()> {
+    let account = find_account(number)?;
+    in_flight::poll();
+    out::write(&mut out, 0, &account.figures());
+    out::write(&mut out, FIGURES, &backend_figures(account.backend));
+    Ok(())
+}
+
+/// Writes a backend's figures into `out`.
+#[napi(catch_unwind)]
+pub fn read_backend_stats(backend: u32, mut out: Float64ArraySlice<'_>) -> Result<()> {
+    out::write(&mut out, 0, &backend_figures(Backend::from(backend)));
+    Ok(())
+}
+
+fn backend_figures(backend: Backend) -> [f64; 9] {
+    let stats = backend.stats();
+    let (blocks, bytes) = block::quarantined();
+    let limit = if stats.limit_bytes == u64::MAX { f64::INFINITY } else { stats.limit_bytes as f64 };
+    [
+        stats.reserved_bytes as f64,
+        stats.cached_bytes as f64,
+        stats.largest_free_bytes as f64,
+        stats.backend_allocations as f64,
+        stats.backend_frees as f64,
+        stats.backend_failures as f64,
+        limit,
+        blocks as f64,
+        bytes as f64,
+    ]
+}
+
+/// Starts an account's peaks afresh.
+#[napi(catch_unwind)]
+pub fn reset_peak(number: u32) -> Result<()> {
+    find_account(number)?.reset_peak();
+    Ok(())
+}
+
+/// Gives free memory beyond `keep_bytes` back to the system or the driver; answers how many bytes went.
+#[napi(catch_unwind)]
+pub fn trim(backend: u32, keep_bytes: f64) -> Result<f64> {
+    in_flight::poll();
+    let keep = if keep_bytes >= usize::MAX as f64 { usize::MAX } else { keep_bytes as usize };
+    Ok(Backend::from(backend).trim(keep) as f64)
+}
+
+/// The reason for this thread's latest null, false or refusal.
+#[napi(object)]
+pub struct Reason {
+    /// A name, as `BUDGET` or `NO_DRIVER`.
+    pub code: String,
+    /// A sentence that tells the next step.
+    pub message: String,
+    /// The driver's result, where it was the driver that refused.
+    pub driver: Option<u32>,
+}
+
+/// This thread's reason for its latest null, false or refusal.
+#[napi(catch_unwind)]
+pub fn last_reason() -> Result<Option<Reason>> {
+    Ok(last_error().map(|error| Reason {
+        code: reason_name(error).to_owned(),
+        message: error.to_string(),
+        driver: match error {
+            unimalloc::AllocError::Driver(code) => Some(code),
+            _ => None,
+        },
+    }))
+}

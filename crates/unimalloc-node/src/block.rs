@@ -1,0 +1,183 @@
+//! A block and everybody who keeps it alive.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use unimalloc::{AllocOptions, FreeError};
+
+use crate::account::Account;
+use crate::cuda::in_flight;
+use crate::dispatch::place;
+
+/// Blocks of `alloc` and of `allocUnsafe` never share a span: a span of the second may be shown to JavaScript as a whole.
+const GROUP_OWN: u8 = 1;
+const GROUP_POOLED: u8 = 2;
+
+/// What JavaScript asks for besides size, alignment and placement.
+#[derive(Debug, Clone, Copy)]
+pub struct Contents {
+    /// Whether the block reads as zero.
+    pub zeroed: bool,
+    /// Whether it is one of `allocUnsafe`.
+    pub pooled: bool,
+}
+
+/// A live block. It goes back to the pools when the last `Arc` is dropped; that is the only way it does.
+///
+/// Two kinds of holder exist. **Visible** ones, counted in `visible`, are the ones a program can reach: `ArrayBuffer`s
+/// and handed-over tokens. When the last visible holder lets go, the block is no longer part of the allocator's current
+/// bytes. Other `Arc`s are launches on the GPU that have not finished: until they have, the block is pending.
+#[derive(Debug)]
+pub struct Block {
+    address: usize,
+    usable: usize,
+    requested: usize,
+    account: Arc<Account>,
+    /// Once 0 it stays 0: nobody can attach to a block that was let go.
+    visible: AtomicU32,
+    returned: bool,
+    /// What names the block to other threads, made when it is first shared.
+    pub token: OnceLock<[u8; 16]>,
+}
+
+/// Why no block came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The allocator's own `maxBytes`.
+    Limit,
+    /// The reason is in `unimalloc::last_error()`.
+    Backend,
+}
+
+/// Blocks whose environment ended while a hidden alias of their bytes could still be alive; see [`quarantine`].
+static QUARANTINED_BLOCKS: AtomicU64 = AtomicU64::new(0);
+static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+impl Block {
+    /// Allocates a block with one visible holder: the caller, who ends that with [`release`].
+    pub fn allocate(
+        account: &Arc<Account>,
+        bytes: usize,
+        align: usize,
+        placement: u32,
+        contents: Contents,
+    ) -> Result<Arc<Self>, Refusal> {
+        if !account.has_room(bytes as u64) {
+            return Err(Refusal::Limit);
+        }
+        let options = AllocOptions {
+            place: place(account.device, placement),
+            zeroed: contents.zeroed,
+            group: if contents.pooled { GROUP_POOLED } else { GROUP_OWN },
+            ..AllocOptions::default()
+        };
+        let ptr = account.backend.alloc_with(account.policy, bytes, align, &options);
+        if ptr.is_null() {
+            return Err(Refusal::Backend);
+        }
+        let usable = account.backend.usable_size(ptr);
+        if !account.admit(usable as u64, bytes as u64) {
+            // SAFETY: the block was allocated above and nobody has seen its address.
+            let freed = unsafe { account.backend.free(account.policy, ptr) };
+            debug_assert!(freed.is_ok(), "a block that was just allocated is live");
+            return Err(Refusal::Limit);
+        }
+        Ok(Arc::new(Self {
+            address: ptr as usize,
+            usable,
+            requested: bytes,
+            account: Arc::clone(account),
+            visible: AtomicU32::new(1),
+            returned: false,
+            token: OnceLock::new(),
+        }))
+    }
+
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    pub fn usable(&self) -> usize {
+        self.usable
+    }
+
+    pub fn requested(&self) -> usize {
+        self.requested
+    }
+
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Adds a visible holder, unless the last one has let go.
+    pub fn hold(&self) -> bool {
+        self.visible
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |holders| match holders {
+                0 => None,
+                _ => holders.checked_add(1),
+            })
+            .is_ok()
+    }
+
+    /// How many visible holders there are.
+    pub fn holders(&self) -> u32 {
+        self.visible.load(Ordering::Relaxed)
+    }
+
+    fn drop_visible(&self) {
+        // AcqRel: what any holder did to the bytes happens before the block is handed out again.
+        if self.visible.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.account.let_go(self.usable as u64, self.requested as u64);
+        }
+    }
+
+    fn give_back(&mut self) -> Result<(), FreeError> {
+        if std::mem::replace(&mut self.returned, true) {
+            return Ok(());
+        }
+        // SAFETY: `&mut self` with no visible holder left means that nobody uses the bytes, and `returned` makes
+        // this happen once.
+        let result = unsafe { self.account.backend.free(self.account.policy, self.address as *mut u8) };
+        if result.is_ok() {
+            self.account.settle(self.usable as u64);
+        }
+        result
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if *self.visible.get_mut() > 0 {
+            // Only on an error path of ours: an owner went away without `release`.
+            *self.visible.get_mut() = 0;
+            self.account.let_go(self.usable as u64, self.requested as u64);
+        }
+        // A block that fails its checks stays on the account as pending: the allocator has retired its memory, and
+        // nobody waits here for the answer.
+        let _ = self.give_back();
+    }
+}
+
+/// Ends one visible hold. When the caller was the last owner, the answer tells what came of giving the block back.
+pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
+    block.drop_visible();
+    match Arc::into_inner(block) {
+        Some(mut block) => block.give_back(),
+        None => {
+            in_flight::note_pending();
+            Ok(())
+        }
+    }
+}
+
+/// Keeps a block for good, because something out of our sight may still use its bytes.
+pub fn quarantine(block: Arc<Block>) {
+    QUARANTINED_BLOCKS.fetch_add(1, Ordering::Relaxed);
+    QUARANTINED_BYTES.fetch_add(block.usable as u64, Ordering::Relaxed);
+    std::mem::forget(block);
+}
+
+/// Blocks and bytes kept for good.
+pub fn quarantined() -> (u64, u64) {
+    (QUARANTINED_BLOCKS.load(Ordering::Relaxed), QUARANTINED_BYTES.load(Ordering::Relaxed))
+}

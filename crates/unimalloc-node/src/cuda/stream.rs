@@ -1,0 +1,166 @@
+//! Streams and events.
+
+use std::sync::Arc;
+
+use napi::bindgen_prelude::{AsyncTask, BigInt, External};
+use napi::Result;
+use napi_derive::napi;
+use unimalloc::cuda::{Event, Hint, PrefetchTo, Stream};
+
+use super::wait::Wait;
+use super::{device_index, device_range, in_flight, to_failure};
+use crate::failure::failure;
+use crate::holds::{self, Handle};
+
+/// A new stream.
+#[napi(catch_unwind)]
+pub fn stream_create(device: u32) -> Result<External<Stream>> {
+    Stream::new(device_index(device)?).map(External::new).map_err(|error| to_failure(&error))
+}
+
+/// The stream that launches without one use.
+#[napi(catch_unwind)]
+pub fn stream_default(device: u32) -> Result<External<Stream>> {
+    Stream::default_for(device_index(device)?).map(External::new).map_err(|error| to_failure(&error))
+}
+
+/// A stream that other code made.
+#[napi(catch_unwind)]
+pub fn stream_from(handle: BigInt) -> Result<External<Stream>> {
+    let (negative, handle, lossless) = handle.get_u64();
+    if negative || !lossless {
+        return Err(failure(
+            "INVALID_ARGUMENT",
+            "Stream.from: the handle is no CUstream: pass its address as a bigint",
+        ));
+    }
+    // SAFETY: that the handle is a live stream is the program's word; the documentation of `Stream.from` asks for it.
+    unsafe { Stream::from_raw(handle) }.map(External::new).map_err(|error| to_failure(&error))
+}
+
+/// The stream's `CUstream`.
+#[napi(catch_unwind)]
+pub fn stream_handle(stream: &External<Stream>) -> Result<BigInt> {
+    Ok(BigInt::from(stream.handle()))
+}
+
+/// Index of the stream's device.
+#[napi(catch_unwind)]
+pub fn stream_device(stream: &External<Stream>) -> Result<u32> {
+    Ok(u32::from(stream.device()))
+}
+
+/// Called when the program is done with a stream: the blocks its work uses wait for an event from now on.
+#[napi(catch_unwind)]
+pub fn stream_retire(stream: &External<Stream>) -> Result<()> {
+    in_flight::retire(stream);
+    Ok(())
+}
+
+/// Waits for the stream on a thread of the runtime's pool.
+#[napi(ts_return_type = "Promise<void>")]
+pub fn stream_wait(stream: &External<Stream>) -> AsyncTask<Wait> {
+    Wait::for_stream(Stream::clone(stream))
+}
+
+/// Waits for the stream, and blocks the thread.
+#[napi(catch_unwind)]
+pub fn stream_synchronize(stream: &External<Stream>) -> Result<()> {
+    stream.synchronize().map_err(|error| to_failure(&error))?;
+    in_flight::poll();
+    Ok(())
+}
+
+/// An event that is done when all that the stream was given so far is.
+#[napi(catch_unwind)]
+pub fn stream_record(stream: &External<Stream>) -> Result<External<Arc<Event>>> {
+    stream.record().map(|event| External::new(Arc::new(event))).map_err(|error| to_failure(&error))
+}
+
+/// Lets what the stream is given from now on wait for an event.
+#[napi(catch_unwind)]
+pub fn stream_wait_event(stream: &External<Stream>, event: &External<Arc<Event>>) -> Result<()> {
+    stream.wait(event).map_err(|error| to_failure(&error))
+}
+
+/// Moves a range's pages. Answers why it does not apply, or null when it was done.
+#[napi(catch_unwind)]
+pub fn stream_prefetch(
+    stream: &External<Stream>,
+    handle: f64,
+    offset: f64,
+    bytes: f64,
+    to_host: bool,
+) -> Result<Option<String>> {
+    let range = device_range("prefetch", handle, offset, bytes)?;
+    let to = if to_host { PrefetchTo::Host } else { PrefetchTo::Device };
+    // SAFETY: `device_range` checked that the range lies in one live block of managed memory.
+    let hint = unsafe { stream.prefetch(range.start, range.len, to) }.map_err(|error| to_failure(&error))?;
+    in_flight::hold(stream, [range.block]);
+    Ok(match hint {
+        Hint::Applied => None,
+        Hint::NotApplicable(reason) => Some(reason.to_owned()),
+    })
+}
+
+/// Copies between two ranges by the copy engine.
+#[napi(catch_unwind)]
+pub fn stream_copy(
+    stream: &External<Stream>,
+    to_handle: f64,
+    to_offset: f64,
+    from_handle: f64,
+    from_offset: f64,
+    bytes: f64,
+) -> Result<()> {
+    let to = device_range("copy", to_handle, to_offset, bytes)?;
+    let from = device_range("copy", from_handle, from_offset, bytes)?;
+    // SAFETY: both ranges lie in live blocks of managed memory, which the line below keeps until the stream has done it. That nobody touches
+    // them meanwhile is the program's word.
+    unsafe { stream.copy(to.start, from.start, to.len) }.map_err(|error| to_failure(&error))?;
+    in_flight::hold(stream, [to.block, from.block]);
+    Ok(())
+}
+
+/// Sets the bytes of a range on the device.
+#[napi(catch_unwind)]
+pub fn stream_fill(stream: &External<Stream>, handle: f64, offset: f64, bytes: f64, byte: u32) -> Result<()> {
+    let range = device_range("fill", handle, offset, bytes)?;
+    // SAFETY: as for `stream_copy`.
+    unsafe { stream.fill(range.start, byte as u8, range.len) }.map_err(|error| to_failure(&error))?;
+    in_flight::hold(stream, [range.block]);
+    Ok(())
+}
+
+/// Notes that foreign code uses a block on the stream.
+#[napi(catch_unwind)]
+pub fn record_use(stream: &External<Stream>, handle: f64) -> Result<()> {
+    let block = holds::block(Handle::from_number(handle))
+        .ok_or_else(|| failure("INVALID_ARGUMENT", "recordUse: the array was freed"))?;
+    in_flight::hold(stream, [block]);
+    Ok(())
+}
+
+/// Waits for what pending blocks wait for. False when nothing was pending.
+#[napi(catch_unwind)]
+pub fn drain_in_flight() -> Result<bool> {
+    Ok(in_flight::drain())
+}
+
+/// Whether an event is done.
+#[napi(catch_unwind)]
+pub fn event_done(event: &External<Arc<Event>>) -> Result<bool> {
+    event.done().map_err(|error| to_failure(&error))
+}
+
+/// Waits for an event on a thread of the runtime's pool.
+#[napi(ts_return_type = "Promise<void>")]
+pub fn event_wait(event: &External<Arc<Event>>) -> AsyncTask<Wait> {
+    Wait::for_event(Arc::clone(event))
+}
+
+/// Milliseconds of device time between two events.
+#[napi(catch_unwind)]
+pub fn event_elapsed(event: &External<Arc<Event>>, start: &External<Arc<Event>>) -> Result<f64> {
+    event.elapsed_ms(start).map(f64::from).map_err(|error| to_failure(&error))
+}

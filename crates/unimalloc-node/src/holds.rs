@@ -1,0 +1,150 @@
+//! What one environment holds: blocks behind its `ArrayBuffer`s, by a handle that JavaScript and the finalizer share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use crate::block::Block;
+
+/// Names one hold, once: a handle whose hold has ended finds nothing, also after its place in the table was taken
+/// again. Exact as a double: 28 bits of place, 4 of shard, 20 of generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handle(u64);
+
+const SHARD_BITS: u32 = 4;
+const PLACE_BITS: u32 = 28;
+const GENERATIONS: u32 = 1 << 20;
+/// Not 0, so that no handle is 0: that stands for an empty array.
+const FIRST_GENERATION: u32 = 1;
+
+impl Handle {
+    pub fn to_number(self) -> f64 {
+        self.0 as f64
+    }
+
+    pub fn from_number(number: f64) -> Self {
+        Self(number as u64)
+    }
+
+    /// For the finalizer of an `ArrayBuffer`, which gets one pointer-sized word.
+    pub fn to_word(self) -> u64 {
+        self.0
+    }
+
+    pub fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    fn new(shard: usize, place: usize, generation: u32) -> Self {
+        let low = (shard as u64) | ((place as u64) << SHARD_BITS);
+        Self(low | (u64::from(generation) << (SHARD_BITS + PLACE_BITS)))
+    }
+
+    fn shard(self) -> usize {
+        (self.0 & ((1 << SHARD_BITS) - 1)) as usize
+    }
+
+    fn place(self) -> usize {
+        ((self.0 >> SHARD_BITS) & ((1 << PLACE_BITS) - 1)) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> (SHARD_BITS + PLACE_BITS)) as u32
+    }
+}
+
+/// One environment's hold on a block.
+#[derive(Debug)]
+pub struct Hold {
+    pub block: Arc<Block>,
+    /// The thread of the environment: some engines run finalizers elsewhere, where no Node-API call is allowed.
+    pub thread: ThreadId,
+    /// JavaScript freed the array, but its buffer had been detached by somebody else, so that the bytes may live on in
+    /// another buffer. The engine's finalizer ends the hold.
+    pub freed: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    entries: Vec<Entry>,
+    vacant: Vec<u32>,
+}
+
+struct Entry {
+    generation: u32,
+    hold: Option<Hold>,
+}
+
+/// Sharded by thread, so that workers do not wait for each other.
+static SHARDS: [Mutex<Shard>; 1 << SHARD_BITS] =
+    [const { Mutex::new(Shard { entries: Vec::new(), vacant: Vec::new() }) }; 1 << SHARD_BITS];
+
+fn shard(index: usize) -> MutexGuard<'static, Shard> {
+    SHARDS[index].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn own_shard() -> usize {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Relaxed) % SHARDS.len();
+    }
+    OWN.with(|own| *own)
+}
+
+/// Enters a hold. `None` when this thread's table is full, at 2^28 live arrays.
+pub fn insert(hold: Hold) -> Result<Handle, Hold> {
+    let index = own_shard();
+    let mut shard = shard(index);
+    if let Some(place) = shard.vacant.pop() {
+        let entry = &mut shard.entries[place as usize];
+        entry.hold = Some(hold);
+        return Ok(Handle::new(index, place as usize, entry.generation));
+    }
+    if shard.entries.len() >= 1 << PLACE_BITS {
+        return Err(hold);
+    }
+    shard.entries.push(Entry { generation: FIRST_GENERATION, hold: Some(hold) });
+    Ok(Handle::new(index, shard.entries.len() - 1, FIRST_GENERATION))
+}
+
+/// Ends a hold; `None` if it has ended before.
+pub fn take(handle: Handle) -> Option<Hold> {
+    let mut shard = shard(handle.shard());
+    let entry =
+        shard.entries.get_mut(handle.place()).filter(|entry| entry.generation == handle.generation())?;
+    let hold = entry.hold.take()?;
+    entry.generation = (entry.generation + 1) % GENERATIONS;
+    entry.generation = entry.generation.max(FIRST_GENERATION);
+    shard.vacant.push(handle.place() as u32);
+    Some(hold)
+}
+
+/// The block of a hold that has not ended.
+pub fn block(handle: Handle) -> Option<Arc<Block>> {
+    let shard = shard(handle.shard());
+    let entry = shard.entries.get(handle.place()).filter(|entry| entry.generation == handle.generation())?;
+    entry.hold.as_ref().map(|hold| Arc::clone(&hold.block))
+}
+
+/// Marks a hold as freed by the program; false if it has ended.
+pub fn mark_freed(handle: Handle) -> bool {
+    let mut shard = shard(handle.shard());
+    match shard.entries.get_mut(handle.place()).filter(|entry| entry.generation == handle.generation()) {
+        Some(Entry { hold: Some(hold), .. }) => {
+            hold.freed = true;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Whether a hold has neither ended nor been freed by the program.
+pub fn is_held(handle: Handle) -> bool {
+    let shard = shard(handle.shard());
+    shard
+        .entries
+        .get(handle.place())
+        .filter(|entry| entry.generation == handle.generation())
+        .and_then(|entry| entry.hold.as_ref())
+        .is_some_and(|hold| !hold.freed)
+}

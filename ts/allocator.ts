@@ -1,0 +1,363 @@
+import { blockOfArray, freeView, killArray, kindOf, kindOfArray, locate, makeArray } from './arrays.js'
+import type { Kind } from './arrays.js'
+import { Block, blockOfBuffer, isDetached } from './buffers.js'
+import { Books } from './books.js'
+import { streamHandle } from './cuda/stream-handle.js'
+import { invalid, show, typed, UnimallocError } from './errors.js'
+import { reportAtExit, Tracker } from './leaks.js'
+import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
+import { alignment, checkAllocatorOptions, checkEnvironment, checkKeys, count, DEFAULT_ALIGNMENT, oneOf, trackFromEnvironment } from './options.js'
+import type { CheckedAllocatorOptions } from './options.js'
+import { openAccount } from './open-account.js'
+import { allocationError } from './out-of-memory.js'
+import { release } from './release.js'
+import { ArrayScope } from './scope.js'
+import type { Scope } from './scope.js'
+import { readStats } from './stats.js'
+import type {
+  AllocatorOptions,
+  AllocatorStats,
+  AllocOptions,
+  ArrayType,
+  BackendName,
+  Copied,
+  FreeOptions,
+  LeakReport,
+  PolicyName,
+  TypedArray,
+  UnifiedArray,
+} from './types.js'
+
+/** An account that is open: from here on native code knows the allocator. */
+interface Opened {
+  number: number
+  backend: BackendName
+  policy: PolicyName
+  placement: number
+}
+
+/** How a block is to be made. */
+interface Request {
+  alignment: number
+  placement: number
+}
+
+/** What native code is to do about the contents, and which blocks may be neighbours; `alloc.rs` has the same. */
+const ZEROED = 1
+const POOLED = 2
+
+/** Options of an allocator that opens its account later. */
+const DEFERRED: AllocatorOptions = {}
+
+const ALLOC_KEYS = ['placement', 'alignment', 'stream'] as const
+const result = new Float64Array(4)
+
+/** Closes the account of an allocator that was collected; blocks that are left settle with it all the same. */
+const accountCloser = new FinalizationRegistry<number>((account) => {
+  native().closeAccount(account)
+})
+
+/** Lets the package make the default allocator, which opens its account late and is never disposed. */
+export let makeDefaultAllocator: (options: () => AllocatorOptions) => Allocator
+/** Whether the allocator has opened its account. */
+export let isOpen: (allocator: Allocator) => boolean
+
+/**
+ * Hands out typed arrays over memory that the CPU and the GPU share. An account of its own over pools that the whole process
+ * shares: ceiling, current, peak and total are per allocator. Belongs to the thread that made it.
+ */
+export class Allocator implements Disposable {
+  #opened: Opened | null = null
+  #options: (() => AllocatorOptions) | null = null
+  #outOfMemory: ((neededBytes: number) => boolean) | null = null
+  #disposed = false
+  #books: Books
+
+  static {
+    makeDefaultAllocator = (options) => {
+      const allocator = new Allocator(DEFERRED)
+      allocator.#options = options
+      allocator.#books = new Books(allocator, false)
+      return allocator
+    }
+    isOpen = (allocator) => allocator.#opened !== null
+  }
+
+  /**
+   * Throws `INVALID_ARGUMENT` for options that are none, and `CUDA_UNAVAILABLE` when `'cuda-unified'` is asked for where no GPU
+   * is usable.
+   */
+  constructor(options: AllocatorOptions = {}) {
+    this.#books = new Books(this, true)
+    if (options !== DEFERRED) this.#open(options)
+  }
+
+  /** The backend in use; with `'auto'`, the one that was chosen. */
+  get backend(): BackendName {
+    return this.#account().backend
+  }
+
+  /** The policy in use. */
+  get policy(): PolicyName {
+    return this.#account().policy
+  }
+
+  /**
+   * An array of zeros with a buffer of its own. Freed by `free`, by `using`, by a scope, or by the garbage collector, which
+   * runs only when the program yields to the event loop.
+   */
+  alloc<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
+    return this.#make(kindOf('alloc', type), length, options, ZEROED, this.alloc) as UnifiedArray<InstanceType<C>>
+  }
+
+  /** An array with arbitrary contents, as `Buffer.allocUnsafe`. Free it: the garbage collector need not. */
+  allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
+    return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe) as UnifiedArray<InstanceType<C>>
+  }
+
+  /** An array with a copy of `source`: of the same type, or of the type that is named. Lives as one of `alloc`. */
+  from<T extends TypedArray>(source: T, options?: AllocOptions): UnifiedArray<Copied<T>>
+  from<C extends ArrayType>(
+    type: C,
+    source: ArrayLike<InstanceType<C>[number]>,
+    options?: AllocOptions,
+  ): UnifiedArray<InstanceType<C>>
+  from(first: unknown, second?: unknown, third?: unknown): UnifiedArray {
+    let kind: Kind
+    let source: ArrayLike<number>
+    let options: AllocOptions | undefined
+    if (typeof first === 'function') {
+      kind = kindOf('from', first)
+      if (typeof second !== 'object' || second === null || typeof (second as { length?: unknown }).length !== 'number') {
+        throw invalid(`from: the source is ${show(second)}; pass an array or a typed array`)
+      }
+      source = second as ArrayLike<number>
+      options = third as AllocOptions | undefined
+    } else {
+      const own = kindOfArray(first)
+      if (own === undefined) {
+        throw invalid(`from: the source is ${show(first)}; pass a typed array, or a type and an array`)
+      }
+      if (third !== undefined) throw invalid('from: too many arguments; pass a typed array and options')
+      kind = own
+      source = first as ArrayLike<number>
+      options = second as AllocOptions | undefined
+    }
+    if (ArrayBuffer.isView(source) && isDetached(source.buffer)) throw invalid('from: the source is detached or freed')
+    const array = this.#make(kind, source.length, options, 0, this.from)
+    try {
+      ;(array as unknown as Uint8Array).set(source)
+    } catch (error) {
+      array.free()
+      throw invalid(`from: the source does not fit a ${kind.name}: ${error instanceof Error ? error.message : show(error)}`)
+    }
+    return array
+  }
+
+  /**
+   * Frees an array of any allocator, or a plain view, `DataView` or `Buffer` that starts where a block does. Throws `DOUBLE_FREE`,
+   * `INTERIOR`, `NOT_OURS`, or `INVALID_ARGUMENT` for a detached view.
+   */
+  free(view: ArrayBufferView, options?: FreeOptions): void {
+    freeView(view, options)
+  }
+
+  /**
+   * An array of another length with the contents of `array`, which is dead afterwards. What is new is zero where `alloc` made
+   * the array. On failure `array` is as it was.
+   */
+  realloc<T>(array: UnifiedArray<T>, length: number): UnifiedArray<T> {
+    this.#check()
+    const view = array as unknown as UnifiedArray
+    const own = typeof array === 'object' && array !== null ? blockOfArray(array) : undefined
+    if (own === undefined) throw invalid('realloc: pass an array that alloc(), allocUnsafe() or from() returned')
+    const { block, buffer } = locate('realloc', view)
+    if (block.token !== null || block.arrays > 1) {
+      throw invalid('realloc: the array is shared with other threads, which would lose it: allocate a new one and share that')
+    }
+    const kind = kindOfArray(view) as Kind
+    const owner = block.owner instanceof Books ? block.owner.allocator : this
+    const request = { alignment: block.alignment, placement: block.placement }
+    const scope = block.scope
+    const fresh = owner.#makeChecked(kind, length, request, block.pooled ? POOLED : ZEROED, this.realloc)
+    const to = blockOfArray(fresh) as Block
+    const bytes = Math.min(length, view.length) * kind.bytesPerElement
+    if (bytes > 0 && !typed(() => native().copyBlock(to.handle, block.handle, bytes))) {
+      fresh.free()
+      throw allocationError(owner.#account().number, bytes, null)
+    }
+    release(block, buffer, undefined)
+    killArray(view)
+    if (scope instanceof ArrayScope) scope.add(to, fresh.buffer as ArrayBuffer)
+    return fresh as unknown as UnifiedArray<T>
+  }
+
+  /** Whether a view lies in a live block of this allocator. */
+  owns(view: ArrayBufferView): boolean {
+    if (!ArrayBuffer.isView(view)) return false
+    const own = blockOfArray(view)
+    const block = own === undefined ? blockOfBuffer(view.buffer) : own
+    return block != null && !block.freed && block.owner === this.#books
+  }
+
+  /** Bytes that the view's block really has, its size rounded up; 0 for an empty array. */
+  usableBytes(view: ArrayBufferView): number {
+    return locate('usableBytes', view).block.usable
+  }
+
+  /** A scope whose end frees what was allocated through it. */
+  scope(): Scope {
+    this.#check()
+    return new ArrayScope(this, null)
+  }
+
+  /**
+   * Gives free memory of the backend's pools back, all but `keepBytes`; answers how many bytes went. With CUDA this may wait for the
+   * device.
+   */
+  trim(keepBytes: number = 0): number {
+    const keep = keepBytes === Infinity ? keepBytes : count('trim: keepBytes', keepBytes)
+    const { backend } = this.#account()
+    return typed(() => native().trim(BACKENDS.indexOf(backend), keep))
+  }
+
+  /** This allocator's figures, and those of its backend. */
+  stats(): AllocatorStats {
+    return readStats(this.#account(true).number)
+  }
+
+  /** Starts `peakBytes` and `peakCount` afresh from what is live. */
+  resetPeak(): void {
+    const { number } = this.#account()
+    typed(() => native().resetPeak(number))
+  }
+
+  /** Live allocations by the place they came from; empty unless tracking is on. */
+  leaks(): LeakReport[] {
+    this.#account(true)
+    return this.#books.tracker?.report() ?? []
+  }
+
+  /** Calls `handler` when memory is wanting; if it answers true, having freed something, the allocation is tried once more. */
+  onOutOfMemory(handler: ((neededBytes: number) => boolean) | null): void {
+    if (handler !== null && typeof handler !== 'function') {
+      throw invalid(`onOutOfMemory: the handler is ${show(handler)}; pass a function, or null for none`)
+    }
+    this.#check()
+    this.#outOfMemory = handler
+  }
+
+  /** Frees what the allocator still owns; later allocations throw `DISPOSED`. A second call does nothing. */
+  [Symbol.dispose](): void {
+    if (this.#disposed) return
+    if (!this.#books.disposable) {
+      throw invalid('the default allocator serves the whole program and is not disposed: make one with new Allocator() for that')
+    }
+    this.#disposed = true
+    const errors: unknown[] = []
+    for (const [block, buffer] of this.#books.takeAll()) {
+      try {
+        block.arrays = 1
+        release(block, buffer, undefined)
+      } catch (error) {
+        errors.push(error)
+      }
+    }
+    if (errors.length > 0) throw errors[0]
+  }
+
+  #make(
+    kind: Kind,
+    length: number,
+    options: AllocOptions | undefined,
+    contents: number,
+    caller: (...args: never[]) => unknown,
+  ): UnifiedArray {
+    const { placement } = this.#account()
+    const request =
+      options === undefined ? { alignment: DEFAULT_ALIGNMENT, placement } : checkAllocOptions(caller.name, options, placement)
+    return this.#makeChecked(kind, length, request, contents, caller)
+  }
+
+  #makeChecked(
+    kind: Kind,
+    length: number,
+    request: Request,
+    contents: number,
+    caller: (...args: never[]) => unknown,
+  ): UnifiedArray {
+    const opened = this.#account()
+    count(`${caller.name}: length`, length, Math.floor(MAX_EXACT / kind.bytesPerElement))
+    const bytes = length * kind.bytesPerElement
+    const pooled = (contents & POOLED) !== 0
+    if (bytes === 0) {
+      const empty = new Block(0, 0, 0, this.#books, pooled, request.alignment, request.placement)
+      return makeArray(kind, new ArrayBuffer(0), 0, empty)
+    }
+    const buffer = this.#allocate(opened, bytes, request, contents)
+    const [handle, address, usable] = result as unknown as [number, number, number]
+    const block = new Block(handle, address, usable, this.#books, pooled, request.alignment, request.placement)
+    const array = makeArray(kind, buffer, length, block)
+    this.#books.tracker?.add(handle, bytes, pooled, caller)
+    this.#books.enter(block, buffer)
+    return array
+  }
+
+  #allocate(opened: Opened, bytes: number, request: Request, contents: number): ArrayBuffer {
+    const binding = native()
+    const attempt = (): ArrayBuffer | null =>
+      typed(() => binding.allocate(opened.number, bytes, request.alignment, request.placement, contents, result))
+    let buffer = attempt()
+    // What the GPU has finished with since, or finishes soon, may be enough.
+    if (buffer === null && isRefusal() && typed(() => binding.drainInFlight())) buffer = attempt()
+    if (buffer === null && isRefusal() && this.#outOfMemory?.(bytes) === true) {
+      this.#check()
+      buffer = attempt()
+    }
+    if (buffer === null) throw allocationError(opened.number, bytes, result[0] as number)
+    return buffer
+  }
+
+  #check(): void {
+    if (this.#disposed) throw new UnimallocError('DISPOSED', 'the allocator was disposed: make a new one')
+  }
+
+  #account(disposedToo = false): Opened {
+    if (!disposedToo) this.#check()
+    return this.#opened ?? this.#open(this.#options?.() ?? {})
+  }
+
+  #open(options: AllocatorOptions): Opened {
+    checkEnvironment()
+    const checked: CheckedAllocatorOptions = checkAllocatorOptions(!this.#books.disposable ? 'configure' : 'new Allocator', options)
+    const { number, backend } = openAccount(checked)
+    if (checked.track) {
+      this.#books.tracker = new Tracker()
+      if (trackFromEnvironment()) reportAtExit(this.#books.tracker)
+    }
+    if (this.#books.disposable) accountCloser.register(this, number)
+    return (this.#opened = {
+      number,
+      backend,
+      policy: checked.policy,
+      placement: PLACEMENTS.indexOf(checked.placement),
+    })
+  }
+}
+
+/** Whether the latest refusal is one that freed memory can cure. */
+function isRefusal(): boolean {
+  return result[0] === REFUSED.byLimit || result[0] === REFUSED.byBackend
+}
+
+function checkAllocOptions(what: string, options: AllocOptions, placement: number): Request {
+  checkKeys(what, options, ALLOC_KEYS)
+  if (options.stream !== undefined) streamHandle(options.stream)
+  return {
+    alignment: options.alignment === undefined ? DEFAULT_ALIGNMENT : alignment(`${what}: alignment`, options.alignment),
+    placement:
+      options.placement === undefined
+        ? placement
+        : PLACEMENTS.indexOf(oneOf(`${what}: placement`, options.placement, PLACEMENTS)),
+  }
+}

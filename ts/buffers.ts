@@ -1,0 +1,132 @@
+import { invalid, UnimallocError } from './errors.js'
+import { native } from './native.js'
+
+/** Whose account a block is on: an allocator, as far as a block needs to know it. */
+export interface Owner {
+  /** Told when a block of its own was let go by this thread. */
+  forget(block: Block): void
+}
+
+/** Something that frees what it has collected, unless it is told that it need not. */
+export interface Collector {
+  drop(block: Block): void
+}
+
+/**
+ * A block of memory as this thread sees it: one `ArrayBuffer`, and any number of arrays and views over it. Native code knows
+ * the hold by `handle`; when it has ended, the handle names nothing any more.
+ */
+export class Block {
+  /** Set when this thread has let the memory go. */
+  freed = false
+  /** Unified arrays over the block in this thread: more than one after an `attach` in the thread that shared it. */
+  arrays = 1
+  /** What names the block to other threads, once it was shared. */
+  token: string | null = null
+  /** The scope that frees it. */
+  scope: Collector | null = null
+
+  constructor(
+    /** 0 for an empty array, which owns no memory. */
+    readonly handle: number,
+    readonly address: number,
+    readonly usable: number,
+    /** Null where another thread's allocator owns the block. */
+    readonly owner: Owner | null,
+    readonly pooled: boolean,
+    readonly alignment: number,
+    readonly placement: number,
+  ) {}
+}
+
+class Identity {
+  constructor(object: object) {
+    return object
+  }
+}
+
+/**
+ * Puts a block onto its `ArrayBuffer` as a private field: found from any view of the buffer, kept by nothing else, and not to be
+ * forged. Faster to look up than a WeakMap, and no work for the garbage collector.
+ */
+class Stamp extends Identity {
+  #block: Block
+
+  constructor(buffer: ArrayBufferLike, block: Block) {
+    super(buffer)
+    this.#block = block
+  }
+
+  static of(buffer: object): Block | undefined {
+    return #block in buffer ? buffer.#block : undefined
+  }
+}
+
+const hasTransfer = typeof ArrayBuffer.prototype.transfer === 'function'
+
+function refuseTransfer(): never {
+  throw new UnimallocError(
+    'NOT_TRANSFERABLE',
+    'the buffer of a unified array cannot be transferred: its memory belongs to the allocator of this process. ' +
+      'Pass share(array) to another thread and attach() there, or copy with slice()',
+  )
+}
+
+/**
+ * Prototype of our buffers. `transfer()` would move the bytes to a buffer that may be posted to another thread and live
+ * on there after this one's memory is gone.
+ */
+const guarded: ArrayBuffer = Object.create(ArrayBuffer.prototype, {
+  transfer: { value: refuseTransfer, writable: true, configurable: true },
+  transferToFixedLength: { value: refuseTransfer, writable: true, configurable: true },
+})
+
+/** Marks a buffer as the one over a block. */
+export function adopt(buffer: ArrayBuffer, block: Block): void {
+  new Stamp(buffer, block)
+  Object.setPrototypeOf(buffer, guarded)
+}
+
+/** The block that a buffer was made over. */
+export function blockOfBuffer(buffer: ArrayBufferLike): Block | undefined {
+  return Stamp.of(buffer)
+}
+
+const detachedGetter = Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, 'detached')?.get
+
+/** Whether a buffer has lost its bytes. Without the getter (Node 20), a block's buffer with no bytes is a detached one. */
+export function isDetached(buffer: ArrayBufferLike): boolean {
+  if (detachedGetter !== undefined && buffer instanceof ArrayBuffer) return detachedGetter.call(buffer) as boolean
+  if (buffer.byteLength > 0) return false
+  try {
+    new Uint8Array(buffer)
+    return false
+  } catch {
+    return true
+  }
+}
+
+/** Takes the bytes from a buffer. Throws, and changes nothing, if the program has forbidden that. */
+export function detach(buffer: ArrayBuffer): void {
+  let detached: boolean
+  try {
+    detached = hasTransfer ? (ArrayBuffer.prototype.transfer.call(buffer, 0), true) : native().detach(buffer)
+  } catch {
+    detached = false
+  }
+  if (!detached) {
+    throw new UnimallocError(
+      'NOT_TRANSFERABLE',
+      'the buffer cannot be detached, because markAsUntransferable() was called on it: leave its array to the garbage ' +
+        'collector, and do not mark buffers of unified arrays',
+    )
+  }
+}
+
+/** A view's buffer, or an error that says what is wrong with the value. */
+export function bufferOf(what: string, view: unknown): ArrayBufferLike {
+  if (!ArrayBuffer.isView(view)) {
+    throw invalid(`${what}: pass a typed array, a DataView or a Buffer, not ${typeof view === 'object' ? 'another object' : typeof view}`)
+  }
+  return view.buffer
+}

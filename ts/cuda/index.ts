@@ -1,0 +1,6 @@
+export { devices } from './devices.js'
+export type { DeviceInfo } from './devices.js'
+export { compile, compileAsync } from './module.js'
+export type { CompileOptions, Dim, Kernel, LaunchOptions, Module } from './module.js'
+export type { KernelArgument } from './arguments.js'
+export { defaultStream, Event, Stream, synchronize } from './stream.js'

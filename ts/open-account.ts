@@ -1,0 +1,36 @@
+import { totalmem } from 'node:os'
+
+import { invalid, typed, UnimallocError } from './errors.js'
+import { BACKENDS, native, POLICIES } from './native.js'
+import { bytes } from './options.js'
+import type { CheckedAllocatorOptions } from './options.js'
+import type { BackendName } from './types.js'
+
+/** Settles which backend it will be and how many bytes a limit is, and opens the account with native code. */
+export function openAccount(options: CheckedAllocatorOptions): { number: number; backend: BackendName } {
+  const binding = native()
+  const missing = options.backend === 'host' ? null : typed(() => binding.cudaUnavailableReason())
+  if (options.backend === 'cuda-unified' && missing !== null) {
+    throw new UnimallocError(
+      'CUDA_UNAVAILABLE',
+      `${missing}. To run without a GPU, ask for backend 'host' or 'auto'.`,
+    )
+  }
+  const backend = options.backend === 'auto' ? (missing === null ? 'cuda-unified' : 'host') : options.backend
+  const { device } = options
+  if (backend === 'host') {
+    if (device !== 0) throw invalid(`device is ${device}, and the host backend has none; leave it out, or ask for 'cuda-unified'`)
+  } else {
+    const devices = typed(() => binding.cudaDevices())
+    if (device >= devices.length) {
+      throw invalid(`device is ${device}; this machine has ${devices.length}, counted from 0: see cuda.devices()`)
+    }
+  }
+  const whole = (): number =>
+    backend === 'host' ? totalmem() : (typed(() => binding.cudaDevices())[device]?.totalBytes ?? 0)
+  const limit = bytes('maxBytes', options.maxBytes, whole)
+  const number = typed(() =>
+    binding.openAccount(BACKENDS.indexOf(backend), POLICIES.indexOf(options.policy), device, limit),
+  )
+  return { number, backend }
+}

@@ -1,0 +1,58 @@
+import { constants } from 'node:buffer'
+
+import { UnimallocError } from './errors.js'
+import type { UnimallocErrorCode } from './errors.js'
+import { native, REFUSED } from './native.js'
+import { readStats, showBytes } from './stats.js'
+
+/** Codes for the allocator's reasons that are not a want of memory; `failure.rs` has their names. */
+const CODES: Record<string, UnimallocErrorCode> = {
+  INVALID_SIZE: 'INVALID_ARGUMENT',
+  INVALID_ALIGNMENT: 'INVALID_ARGUMENT',
+  NO_DRIVER: 'CUDA_UNAVAILABLE',
+  NO_DEVICE: 'CUDA_UNAVAILABLE',
+  UNSUPPORTED: 'CUDA_UNAVAILABLE',
+  DRIVER: 'CUDA_ERROR',
+  CONTEXT_LOST: 'CONTEXT_LOST',
+  FORKED: 'FORKED',
+}
+
+/** The error for an allocation that came to nothing. `refusal` is what native code gave as the reason, if it was asked. */
+export function allocationError(account: number, bytes: number, refusal: number | null): UnimallocError {
+  if (refusal === REFUSED.buffersBanned) {
+    return new UnimallocError(
+      'EXTERNAL_BUFFERS_BANNED',
+      'this runtime forbids ArrayBuffers over native memory, as Electron does since version 21; a copy would cut the link to the ' +
+        'GPU. Do the work in a plain Node process (child_process.fork with ELECTRON_RUN_AS_NODE does not lift the ban; a ' +
+        'separate node binary does) and pass it the data',
+    )
+  }
+  if (refusal === REFUSED.bufferRefused) {
+    return new UnimallocError(
+      'INVALID_ARGUMENT',
+      `the engine refused a buffer of ${showBytes(bytes)}; its limit is ${showBytes(constants.MAX_LENGTH)}: use several smaller ` +
+        'arrays, or a newer Node (22 and later allow more than 4 GiB)',
+    )
+  }
+  const reason = refusal === REFUSED.byLimit ? null : native().lastReason()
+  const code = CODES[reason?.code ?? '']
+  if (reason != null && code !== undefined) {
+    const cuda = reason.driver == null ? undefined : { name: native().cudaErrorName(reason.driver), value: reason.driver }
+    return new UnimallocError(code, `${showBytes(bytes)} could not be allocated: ${reason.message}`, cuda ? { cuda } : {})
+  }
+  native().countRefusal(account)
+  const stats = readStats(account)
+  const cause =
+    refusal === REFUSED.byLimit
+      ? `the allocator's maxBytes of ${showBytes(stats.limitBytes)} would be exceeded`
+      : (reason?.message ?? 'the backend has no more memory')
+  return new UnimallocError(
+    'OUT_OF_MEMORY',
+    `${showBytes(bytes)} could not be allocated: ${cause}. ` +
+      `Live are ${showBytes(stats.currentBytes)} in ${stats.currentCount} arrays, pending on the GPU ${showBytes(stats.pendingBytes)}, ` +
+      `cached ${showBytes(stats.cachedBytes)} (largest free block ${showBytes(stats.largestFreeBytes)}), limit ${showBytes(stats.limitBytes)}. ` +
+      'Free arrays when they are done, with `using` or free(). Arrays that are merely dropped are collected only when the ' +
+      'program yields to the event loop: `await` something in a loop that allocates. trim() gives cached memory back',
+    { stats },
+  )
+}

@@ -1,0 +1,81 @@
+import { Block, detach, isDetached } from './buffers.js'
+import { typed } from './errors.js'
+import { checkKeys } from './options.js'
+import { invalid, show } from './errors.js'
+import { native } from './native.js'
+import { streamHandle } from './cuda/stream-handle.js'
+import { forgetShared } from './shared-blocks.js'
+import type { FreeOptions } from './types.js'
+
+const FREE_KEYS = ['stream', 'after'] as const
+
+/**
+ * Lets a block go: detaches its buffer, so that no view is left to touch the memory, and ends this thread's hold. Where an
+ * error is thrown nothing has changed.
+ */
+export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions | undefined): void {
+  if (options !== undefined) checkFreeOptions(options)
+  if (block.arrays > 1) {
+    // Other arrays of this thread are over the same buffer.
+    block.arrays--
+    return
+  }
+  if (block.handle === 0) {
+    finish(block)
+    return
+  }
+  if (options?.stream !== undefined) {
+    const stream = streamHandle(options.stream)
+    typed(() => native().recordUse(stream, block.handle))
+  }
+  if (options?.after !== undefined) {
+    finish(block)
+    const end = (): void => {
+      endHold(block, buffer)
+    }
+    options.after.then(end, end)
+    return
+  }
+  if (!isDetached(buffer)) detach(buffer)
+  else {
+    finish(block)
+    typed(() => native().releaseWhenCollected(block.handle))
+    return
+  }
+  finish(block)
+  typed(() => native().release(block.handle))
+}
+
+function finish(block: Block): void {
+  block.freed = true
+  block.arrays = 0
+  block.scope?.drop(block)
+  block.scope = null
+  block.owner?.forget(block)
+  if (block.token !== null) forgetShared(block.token)
+}
+
+/** Ends the hold of a block that the program already counts as freed, whatever has become of its buffer. */
+function endHold(block: Block, buffer: ArrayBuffer): void {
+  if (isDetached(buffer)) {
+    native().releaseWhenCollected(block.handle)
+    return
+  }
+  try {
+    detach(buffer)
+  } catch {
+    // The program has forbidden detaching: views may be left, and the garbage collector ends the hold.
+    native().releaseWhenCollected(block.handle)
+    return
+  }
+  native().release(block.handle)
+}
+
+function checkFreeOptions(options: FreeOptions): void {
+  checkKeys('free', options, FREE_KEYS)
+  const { stream, after } = options
+  if (after !== undefined && typeof (after as { then?: unknown } | null)?.then !== 'function') {
+    throw invalid(`free: after is ${show(after)}; pass the promise of the unfinished operation`)
+  }
+  if (stream !== undefined) streamHandle(stream)
+}

@@ -1,0 +1,61 @@
+import { isMainThread } from 'node:worker_threads'
+
+import { detach, isDetached } from './buffers.js'
+import type { Block } from './buffers.js'
+import { native } from './native.js'
+
+/** What this thread knows of a block that several threads see. */
+interface Entry {
+  block: Block
+  buffer: WeakRef<ArrayBuffer>
+}
+
+/** Shared blocks of this thread by token, so that it never has two buffers over the same bytes. */
+const entries = new Map<string, Entry>()
+let sweepAt = 64
+let willLetGo = false
+
+/** Remembers a shared block. */
+export function rememberShared(token: string, block: Block, buffer: ArrayBuffer): void {
+  if (entries.size >= sweepAt) {
+    for (const [key, entry] of entries) if (entry.buffer.deref() === undefined) entries.delete(key)
+    sweepAt = Math.max(64, entries.size * 2)
+  }
+  entries.set(token, { block, buffer: new WeakRef(buffer) })
+  if (!willLetGo && !isMainThread) {
+    willLetGo = true
+    process.once('exit', letGo)
+  }
+}
+
+/** The buffer that this thread already has over a shared block. */
+export function findShared(token: string): { block: Block; buffer: ArrayBuffer } | undefined {
+  const entry = entries.get(token)
+  const buffer = entry?.buffer.deref()
+  if (entry === undefined || buffer === undefined || entry.block.freed || isDetached(buffer)) return undefined
+  return { block: entry.block, buffer }
+}
+
+/** The block is no longer this thread's. */
+export function forgetShared(token: string): void {
+  entries.delete(token)
+}
+
+/**
+ * A worker that exits lets its shared blocks go in an orderly way. When an environment is torn down with buffers left in it,
+ * native code cannot know whether their bytes live on elsewhere, and keeps the blocks for good.
+ */
+function letGo(): void {
+  for (const { block, buffer: reference } of entries.values()) {
+    const buffer = reference.deref()
+    if (buffer === undefined || block.freed || isDetached(buffer)) continue
+    try {
+      detach(buffer)
+      block.freed = true
+      native().release(block.handle)
+    } catch {
+      // Not to be detached: then it is kept, as at any teardown.
+    }
+  }
+  entries.clear()
+}

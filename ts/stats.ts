@@ -1,0 +1,48 @@
+import { typed } from './errors.js'
+import { native } from './native.js'
+import type { AllocatorStats } from './types.js'
+
+/** Written by native code, account first, then backend; `read_stats` in `alloc.rs` has the order. */
+const figures = new Float64Array(32)
+
+/** Blocks of environments that ended while something out of sight might still use them: kept for good. */
+export interface QuarantineStats {
+  blocks: number
+  bytes: number
+}
+
+/** An account's figures and those of its backend. */
+export function readStats(account: number): AllocatorStats {
+  typed(() => native().readStats(account, figures))
+  const at = (index: number): number => figures[index] as number
+  return {
+    currentBytes: at(0),
+    peakBytes: at(1),
+    totalBytes: at(2),
+    currentCount: at(3),
+    peakCount: at(4),
+    totalCount: at(5),
+    requestedBytes: at(6),
+    pendingBytes: at(7),
+    limitBytes: Math.min(at(8), at(16)),
+    outOfMemory: at(9),
+    reservedBytes: at(10),
+    cachedBytes: at(11),
+    largestFreeBytes: at(12),
+    backendAllocations: at(13),
+    backendFrees: at(14),
+    backendFailures: at(15),
+  }
+}
+
+/** Bytes in words, for messages. */
+export function showBytes(bytes: number): string {
+  if (bytes === Infinity) return 'unlimited'
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB']
+  let unit = 0
+  while (bytes >= 1024 && unit < units.length - 1) {
+    bytes /= 1024
+    unit++
+  }
+  return `${Number.isInteger(bytes) ? bytes : bytes.toFixed(1)} ${units[unit]}`
+}
