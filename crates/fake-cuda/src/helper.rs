@@ -7,6 +7,7 @@ use std::ffi::{c_char, c_void, CString, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, io};
 
 const DRIVER: &str = "libcuda.so.1";
@@ -80,6 +81,10 @@ impl Build {
     }
 
     fn fill(&self, library: &Path, dir: &Path) -> io::Result<()> {
+        let (driver, compiler) = (dir.join(DRIVER), dir.join(COMPILER));
+        if up_to_date(&driver, library) && (!self.compiler || up_to_date(&compiler, library)) {
+            return Ok(());
+        }
         fs::create_dir_all(dir)?;
         let original = fs::read(library)?;
         let make = |hide: &dyn Fn(&str) -> bool| {
@@ -89,7 +94,7 @@ impl Build {
             set_version(&mut copy, self.version);
             Ok::<_, io::Error>((copy, hidden))
         };
-        let (driver, hidden) = make(&|name| {
+        let (content, hidden) = make(&|name| {
             name.starts_with("nvrtc")
                 || introduced(name) > self.version
                 || self.hidden.iter().any(|h| h == name)
@@ -97,9 +102,9 @@ impl Build {
         for name in &self.hidden {
             assert!(hidden.contains(name), "the library exports no {name} to leave out");
         }
-        place(&dir.join(DRIVER), &driver)?;
+        place(&driver, &content)?;
         if self.compiler {
-            place(&dir.join(COMPILER), &make(&|name| name.starts_with("cu"))?.0)?;
+            place(&compiler, &make(&|name| name.starts_with("cu"))?.0)?;
         }
         Ok(())
     }
@@ -164,12 +169,13 @@ fn text_of(output: &Output) -> String {
 /// The library that cargo built with this crate, and the folder of its profile.
 fn built_library() -> (PathBuf, PathBuf) {
     let exe = env::current_exe().expect("a program knows its own file");
-    // target/PROFILE, its deps, its examples, or a bundle that has the library beside the program.
+    // target/PROFILE/deps for tests, target/PROFILE for programs, its examples folder, or a bundle of all in one folder.
     for dir in exe.ancestors().skip(1).take(3) {
         for place in ["deps/libfake_cuda.so", "libfake_cuda.so"] {
             let library = dir.join(place);
             if library.is_file() {
-                return (library, dir.to_owned());
+                let profile = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir };
+                return (library, profile.to_owned());
             }
         }
     }
@@ -192,14 +198,17 @@ fn set_version(library: &mut [u8], version: u32) {
     }
 }
 
-/// Replaces a file in one step: other processes may have it loaded, and others may be doing the same.
+/// Whether `copy` was made from `original` as it is now: a build writes a newer file.
+fn up_to_date(copy: &Path, original: &Path) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|data| Ok((data.modified()?, data.len())));
+    matches!((time(copy), time(original)), (Ok((copy, a)), Ok((original, b))) if copy > original && a == b)
+}
+
+/// Puts a file in its place in one step: other processes may have it loaded, and others may be doing the same.
 fn place(path: &Path, content: &[u8]) -> io::Result<()> {
-    if fs::read(path).is_ok_and(|old| old == content) {
-        return Ok(());
-    }
-    let thread = format!("{:?}", std::thread::current().id());
-    let digits: String = thread.chars().filter(char::is_ascii_digit).collect();
-    let fresh = path.with_extension(format!("new-{}-{digits}", std::process::id()));
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let fresh =
+        path.with_extension(format!("new-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed)));
     fs::write(&fresh, content)?;
     fs::rename(&fresh, path)
 }

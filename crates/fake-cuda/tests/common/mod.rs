@@ -31,6 +31,7 @@ macro_rules! cu {
         let address = $crate::common::symbol("libcuda.so.1", stringify!($name));
         assert!(!address.is_null(), concat!("no ", stringify!($name)));
         // SAFETY: the types written at the call are those of the driver's documentation.
+        #[allow(clippy::macro_metavars_in_unsafe, reason = "every call of this macro is a call into C")]
         unsafe {
             let function: unsafe extern "C" fn($($ty),*) -> u32 = std::mem::transmute(address);
             function($($value),*)
