@@ -65,7 +65,13 @@ async function buildDist() {
   await esbuild.build({ ...common, format: 'cjs', outfile: 'dist/index.cjs', sourcemap: 'linked' })
 
   // The ES format is built only for the list of names it reports.
-  const { metafile } = await esbuild.build({ ...common, format: 'esm', outfile: 'names.mjs', write: false, metafile: true })
+  const { metafile } = await esbuild.build({
+    ...common,
+    format: 'esm',
+    outfile: 'names.mjs',
+    write: false,
+    metafile: true,
+  })
   const names = metafile.outputs['names.mjs'].exports.toSorted()
   writeFileSync(join(dist, 'index.mjs'), `export { ${names.join(', ')} } from './index.cjs'\n`)
   writeFileSync(join(dist, 'index.d.mts'), `export * from './index.cjs'\n`)
