@@ -18,6 +18,7 @@ const GRAPHS: usize = 0x7000_0000;
 pub struct Capture {
     pub id: u64,
     origin: usize,
+    context: usize,
     mode: u32,
     thread: ThreadId,
     invalid: AtomicBool,
@@ -55,6 +56,11 @@ impl Capture {
         1 + u32::from(self.invalid.load(Acquire))
     }
 
+    /// Whether it was ended.
+    pub fn over(&self) -> bool {
+        !lock(&ACTIVE).iter().any(|active| active.id == self.id)
+    }
+
     /// Something forbidden was done to it.
     pub fn invalidate(&self) {
         self.invalid.store(true, Release);
@@ -84,6 +90,7 @@ pub fn begin(stream: &Arc<Stream>, mode: u32) -> Outcome {
     let capture = Arc::new(Capture {
         id: NEXT.fetch_add(1, Relaxed),
         origin: stream.handle,
+        context: stream.context()?.handle,
         mode,
         thread: std::thread::current().id(),
         invalid: AtomicBool::new(false),
@@ -152,6 +159,17 @@ pub fn forbid_unsafe_call() -> Outcome {
     } else {
         Ok(())
     }
+}
+
+/// A wait for a whole context: refused while any of its streams captures, whatever the modes.
+pub fn forbid_in(context: usize) -> Outcome {
+    let active = lock(&ACTIVE);
+    let mut own = active.iter().filter(|capture| capture.context == context).peekable();
+    if own.peek().is_none() {
+        return Ok(());
+    }
+    own.for_each(|capture| capture.invalidate());
+    Err(ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// A wait for, or a question to, a stream that captures: refused, and the capture is broken.

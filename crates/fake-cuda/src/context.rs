@@ -31,6 +31,8 @@ pub struct Context {
 struct Primary {
     references: u32,
     flags: u32,
+    /// The fault that a reset found: the device is lost to this process for good.
+    fault: CUresult,
 }
 
 #[derive(Default)]
@@ -155,9 +157,23 @@ pub fn current() -> Outcome<Arc<Context>> {
     }
 }
 
+/// A handle that can be made current. A primary context's handle stays one when the context has ended.
+fn check_handle(handle: usize) -> Outcome {
+    let table = lock(contexts());
+    let primary = |device: &i32| PRIMARY_HANDLES + *device as usize * HANDLE_STEP == handle;
+    if table.live.contains_key(&handle) || table.primaries.keys().any(primary) {
+        Ok(())
+    } else {
+        Err(ERROR_INVALID_CONTEXT)
+    }
+}
+
 /// `cuCtxPushCurrent`.
 pub fn push(handle: usize) -> Outcome {
-    find(handle).ok_or(ERROR_INVALID_CONTEXT)?;
+    if handle == 0 {
+        return Err(ERROR_INVALID_VALUE);
+    }
+    check_handle(handle)?;
     STACK.try_with(|stack| stack.borrow_mut().push(handle)).map_err(|_| ERROR_INVALID_CONTEXT)
 }
 
@@ -169,7 +185,7 @@ pub fn pop() -> Outcome<usize> {
 /// `cuCtxSetCurrent`: replaces the top of the stack; 0 pops it.
 pub fn set(handle: usize) -> Outcome {
     if handle != 0 {
-        find(handle).ok_or(ERROR_INVALID_CONTEXT)?;
+        check_handle(handle)?;
     }
     STACK
         .try_with(|stack| {
@@ -183,16 +199,19 @@ pub fn set(handle: usize) -> Outcome {
 }
 
 /// `cuDevicePrimaryCtxRetain`.
-pub fn retain_primary(device: i32) -> usize {
+pub fn retain_primary(device: i32) -> Outcome<usize> {
     let mut table = lock(contexts());
     let primary = table.primaries.entry(device).or_default();
+    if primary.fault != 0 {
+        return Err(primary.fault);
+    }
     primary.references += 1;
     let flags = primary.flags;
     let handle = PRIMARY_HANDLES + device as usize * HANDLE_STEP;
     if !table.live.contains_key(&handle) {
         create(&mut table, device, true, flags);
     }
-    handle
+    Ok(handle)
 }
 
 /// `cuDevicePrimaryCtxRelease`.
@@ -216,18 +235,13 @@ pub fn release_primary(device: i32) -> Outcome {
     Ok(())
 }
 
-/// `cuDevicePrimaryCtxReset`: everything in it goes, a lost one is well again, references stay.
+/// `cuDevicePrimaryCtxReset`: everything in it goes, references stay. After a fault nothing brings the device back.
 pub fn reset_primary(device: i32) {
     let ended = {
         let mut table = lock(contexts());
         let ended = table.live.remove(&(PRIMARY_HANDLES + device as usize * HANDLE_STEP));
-        let held = table
-            .primaries
-            .get(&device)
-            .filter(|primary| primary.references > 0)
-            .map(|primary| primary.flags);
-        if let (Some(_), Some(flags)) = (&ended, held) {
-            create(&mut table, device, true, flags);
+        if let Some(Err(fault)) = ended.as_ref().map(|context| context.check_lost()) {
+            table.primaries.entry(device).or_default().fault = fault;
         }
         ended
     };

@@ -92,6 +92,9 @@ pub fn runtime() -> &'static Runtime {
 impl Runtime {
     /// `cuInit`.
     pub fn initialize(&self) -> Outcome {
+        if self.forked() {
+            return Err(ERROR_NOT_INITIALIZED);
+        }
         if let Some(complaint) = &self.complaint {
             eprintln!("{complaint}");
             return Err(ERROR_UNKNOWN);
@@ -237,13 +240,24 @@ impl Need for Ctx {
     }
 }
 
+/// Needs no current context: the handles that it is given say whose they are. Given the current one, for the default stream.
+pub struct Handle;
+
+impl Need for Handle {
+    type Given = Outcome<Arc<Context>>;
+    fn check(runtime: &Runtime) -> Outcome<Self::Given> {
+        Init::check(runtime)?;
+        Ok(context::current())
+    }
+}
+
 /// The frame around every entry point. No panic leaves it.
 pub fn enter<N: Need>(counter: &'static Counter, body: impl FnOnce(N::Given) -> Outcome) -> CUresult {
     let frame = || {
         let runtime = runtime();
-        // A child after fork may have inherited a lock that was held: answer before taking any.
+        // A child after fork may have inherited a lock that was held: answer without taking any.
         if runtime.forked() {
-            return Err(ERROR_NOT_INITIALIZED);
+            return body(N::check(runtime)?);
         }
         let call = counter.add();
         let total = runtime.calls.fetch_add(1, Relaxed) + 1;

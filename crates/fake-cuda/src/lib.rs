@@ -52,7 +52,7 @@
 //! | `MANAGED` | 0, 1 | 1 | attribute `MANAGED_MEMORY`; with 0 `cuMemAllocManaged` answers 801 |
 //! | `CONCURRENT` | 0, 1 | 1 | attribute `CONCURRENT_MANAGED_ACCESS`; with 0 see below |
 //! | `PAGEABLE` | 0, 1 | 0 | attribute `PAGEABLE_MEMORY_ACCESS` (the attribute alone) |
-//! | `COMPUTE` | 50–129 | 90 | compute capability; PTX for a later one is refused with 209 |
+//! | `COMPUTE` | 50–129 | 90 | compute capability; PTX for a later one is refused with 218 |
 //! | `NAME` | text | Fake CUDA device | the device's name |
 //! | `TOTAL_BYTES` | bytes, `16GiB` | 16GiB | the device's memory |
 //! | `FREE_BYTES` | bytes | total − live | what `cuMemGetInfo` says is free |
@@ -87,12 +87,26 @@
 //! `live_streams`, `live_events`, `live_modules`, `kernels` (kernels run).
 //!
 //! # What it does
+//! `tests/observed.rs` makes some 350 observations of a driver: what it answers to good and bad arguments, before `cuInit`, without
+//! a context, during a capture, after a fault, a release, a reset and a fork. `tests/observed/` has those of a real one (H200, driver
+//! 580.159), and the stand-in answers the same to each. Some of them surprise:
+//! - Only what has no handle to go by needs a current context: allocation, creation of streams and events, module loading,
+//!   `cuMemAdvise`, the default stream, `cuMemGetInfo`, `cuCtxSynchronize` (201 without one). A bare thread may free, launch, record,
+//!   query, prefetch and destroy.
+//! - After a fault every call on that context answers its code, destroying things too. Nothing in the process brings the device
+//!   back: after a reset, `cuDevicePrimaryCtxRetain` still answers 700. `cuPointerGetAttribute` and the context stack go on.
+//! - Under a capture in global mode a thread that is not in relaxed mode may not allocate, free, advise, unload a module, nor query
+//!   or wait for *any* stream or event: 900, and the capture is broken. `cuCtxSynchronize` breaks one in every mode. A prefetch
+//!   cannot be captured.
+//! - `cuMemFree_v2(0)` succeeds. `cuGetProcAddress` with a status pointer succeeds also when it finds nothing: look at the status.
+//!
+//! The rest:
 //! - **Memory.** An address is aligned to the size rounded up to a power of two, up to 32 MiB, and usually comes again after a
 //!   free. Sizes beyond the device's memory are served for managed memory and refused for device memory. A free of a wild
-//!   or interior pointer answers 1, without a current context 201; it waits until the device is idle. The bare `cuMemFree`
-//!   answers 201 for every pointer. Device memory is not accessible to the host and faults. No memory pools.
-//! - **Contexts.** A primary context ends with its last release, and what it owns with it. Its handle comes again. After a
-//!   fault every call that needs the context answers the fault's code until `cuDevicePrimaryCtxReset`.
+//!   or interior pointer answers 1; a good one waits until the device is idle. The bare `cuMemFree` answers 201 for every
+//!   pointer. Device memory is not accessible to the host and faults. No memory pools.
+//! - **Contexts.** A primary context ends with its last release, and what it owns with it. Its handle comes again. A thread that has
+//!   an ended one current is answered 709.
 //! - **Streams.** One thread each; the default stream is ordered with the blocking ones. Handles of destroyed streams and events
 //!   are given out again, latest first.
 //! - **Kernels** are found by the name of the `.entry`, plain or mangled, and run one thread an element: a launch with too few
@@ -112,8 +126,8 @@
 //!   Any other kernel loads and can be asked about; launching it answers 801.
 //! - **Modules** are PTX text, checked as far as `.version`, `.target`, brackets and parameter lists; the error log goes where
 //!   `cuModuleLoadDataEx` was told. No cubins (200).
-//! - **Capture.** The three modes, the calls they forbid, joining by an event, and graphs that replay what was captured. Unjoined
-//!   streams are not noticed.
+//! - **Capture.** The three modes, the calls they forbid, joining by an event, and graphs that replay what was captured.
+//!   Unjoined streams are not noticed.
 //! - **Advice and prefetch** are remembered for `cuMemRangeGetAttribute` and move nothing. Discarded pages are overwritten with
 //!   0xDB.
 //! - **Without concurrent access** managed memory is inaccessible to the host from any submission of device work until a

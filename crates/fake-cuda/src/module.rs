@@ -1,7 +1,7 @@
 //! Modules and their functions.
 
 use crate::codes::*;
-use crate::context::Context;
+use crate::context::{self, Context};
 use crate::entry::{lock, runtime};
 use crate::ptx::{self, Entry, Rejected};
 use crate::versions::ptx_version;
@@ -51,7 +51,9 @@ pub fn load(context: &Context, text: &str) -> Result<usize, Rejected> {
 /// `cuModuleUnload`.
 pub fn unload(handle: usize) -> Outcome {
     let mut modules = lock(&MODULES);
-    modules.live.remove(&handle).ok_or(ERROR_INVALID_HANDLE)?;
+    let (owner, _) = modules.live.get(&handle).ok_or(ERROR_INVALID_HANDLE)?;
+    context::find(*owner).ok_or(ERROR_CONTEXT_IS_DESTROYED)?.check_lost()?;
+    modules.live.remove(&handle);
     modules.functions.retain(|_, function| function.module != handle);
     Ok(())
 }

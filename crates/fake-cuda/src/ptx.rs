@@ -67,7 +67,7 @@ pub fn parse(text: &str, newest: u32, compute: u32) -> Result<Vec<Entry>, Reject
             let what = format!(
                 "SM version specified by .target is higher than default SM version assumed: {target}"
             );
-            return rejected(ERROR_NO_BINARY_FOR_GPU, 2, &what);
+            return rejected(ERROR_INVALID_PTX, 2, &what);
         }
         Err(_) => return rejected(ERROR_INVALID_PTX, 2, "Unknown .target"),
     }
@@ -230,7 +230,7 @@ mod tests {
         let code = |text: &str| parse(text, 90, 90).unwrap_err().code;
         assert_eq!(code("ELF"), ERROR_INVALID_IMAGE);
         assert_eq!(code(".version 99.0\n.target sm_80\n"), ERROR_UNSUPPORTED_PTX_VERSION);
-        assert_eq!(code(".version 8.0\n.target sm_100\n"), ERROR_NO_BINARY_FOR_GPU);
+        assert_eq!(code(".version 8.0\n.target sm_100\n"), ERROR_INVALID_PTX);
         assert_eq!(code(".version 8.0\n"), ERROR_INVALID_PTX);
         let broken = parse_80(".visible .entry broken(.param .u64 a)\n{ ret;\n").unwrap_err();
         assert_eq!(broken.code, ERROR_INVALID_PTX);

@@ -245,35 +245,26 @@ pub fn run(stream: &Arc<Stream>, work: impl Fn() -> Outcome + Send + Sync + 'sta
     submit(stream, vec![Operation::Run(Arc::new(work))])
 }
 
-/// The stream of a handle, as seen from `context`, which must be its context.
-pub fn resolve(context: &Arc<Context>, handle: usize) -> Outcome<Arc<Stream>> {
-    match handle {
-        0 | LEGACY => Ok(context.legacy_stream()),
-        PER_THREAD => PER_THREAD_STREAMS
-            .try_with(|streams| {
-                let mut streams = streams.borrow_mut();
-                streams
-                    .entry(context.id)
-                    .or_insert_with(|| Stream::new(context, PER_THREAD, 0, 0, false))
-                    .clone()
-            })
-            .map_err(|_| ERROR_INVALID_CONTEXT),
-        _ => {
-            let stream = lock(&STREAMS).live.get(&handle).cloned().ok_or(ERROR_INVALID_HANDLE)?;
-            match stream.context.upgrade() {
-                Some(owner) if Arc::ptr_eq(&owner, context) => Ok(stream),
-                _ => Err(ERROR_INVALID_HANDLE),
-            }
+/// The stream of a handle, whose context is well. The default streams are those of the current context.
+pub fn resolve(current: &Outcome<Arc<Context>>, handle: usize) -> Outcome<Arc<Stream>> {
+    let stream = match handle {
+        0 | LEGACY => current.clone()?.legacy_stream(),
+        PER_THREAD => {
+            let context = current.clone()?;
+            PER_THREAD_STREAMS
+                .try_with(|streams| {
+                    let mut streams = streams.borrow_mut();
+                    streams
+                        .entry(context.id)
+                        .or_insert_with(|| Stream::new(&context, PER_THREAD, 0, 0, false))
+                        .clone()
+                })
+                .map_err(|_| ERROR_INVALID_CONTEXT)?
         }
-    }
-}
-
-/// The stream of a handle whatever context is current; the default ones are those of the current context.
-pub fn resolve_any(context: &Arc<Context>, handle: usize) -> Outcome<Arc<Stream>> {
-    if handle <= PER_THREAD {
-        return resolve(context, handle);
-    }
-    lock(&STREAMS).live.get(&handle).cloned().ok_or(ERROR_INVALID_HANDLE)
+        _ => lock(&STREAMS).live.get(&handle).cloned().ok_or(ERROR_INVALID_HANDLE)?,
+    };
+    stream.context()?.check_lost()?;
+    Ok(stream)
 }
 
 /// `cuStreamCreate`.
@@ -291,6 +282,7 @@ pub fn create(context: &Arc<Context>, flags: u32, priority: i32) -> usize {
 /// `cuStreamDestroy`: returns at once; what was submitted still runs.
 pub fn destroy(handle: usize) -> Outcome {
     let mut streams = lock(&STREAMS);
+    streams.live.get(&handle).ok_or(ERROR_INVALID_HANDLE)?.context()?.check_lost()?;
     let stream = streams.live.remove(&handle).ok_or(ERROR_INVALID_HANDLE)?;
     streams.spare.push(handle);
     drop(streams);

@@ -79,7 +79,7 @@ entries! {
     }
 
     fn cuCtxSynchronize[Ctx context]() {
-        capture::forbid_unsafe_call()?;
+        capture::forbid_in(context.handle)?;
         let done = context.synchronize();
         stream::settle();
         done

@@ -130,7 +130,7 @@ entries! {
         if context.is_null() {
             return Err(ERROR_INVALID_VALUE);
         }
-        put(context, context::retain_primary(device))
+        put(context, context::retain_primary(device)?)
     }
 
     fn cuDevicePrimaryCtxRelease_v2[Init runtime](device: c_int) {

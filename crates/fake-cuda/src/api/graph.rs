@@ -5,26 +5,26 @@ use crate::entry::{entries, put};
 use crate::stream;
 
 entries! {
-    fn cuGraphDestroy[Ctx _c](graph: usize) {
+    fn cuGraphDestroy[Init _r](graph: usize) {
         capture::drop_graph(graph)
     }
 
-    fn cuGraphInstantiateWithFlags[Ctx _c](out: *mut usize, graph: usize, _flags: u64) {
+    fn cuGraphInstantiateWithFlags[Init _r](out: *mut usize, graph: usize, _flags: u64) {
         put(out, capture::add_graph(capture::graph(graph)?))
     }
 
-    fn cuGraphExecDestroy[Ctx _c](graph: usize) {
+    fn cuGraphExecDestroy[Init _r](graph: usize) {
         capture::drop_graph(graph)
     }
 
-    fn cuGraphUpload[Ctx context](graph: usize, handle: usize) {
+    fn cuGraphUpload[Handle context](graph: usize, handle: usize) {
         capture::graph(graph)?;
-        stream::resolve_any(&context, handle)?;
+        stream::resolve(&context, handle)?;
         Ok(())
     }
 
-    fn cuGraphLaunch[Ctx context](graph: usize, handle: usize) {
+    fn cuGraphLaunch[Handle context](graph: usize, handle: usize) {
         let operations = capture::graph(graph)?;
-        stream::submit(&stream::resolve_any(&context, handle)?, operations.to_vec())
+        stream::submit(&stream::resolve(&context, handle)?, operations.to_vec())
     }
 }

@@ -44,7 +44,12 @@ entries! {
         let (address, found) = by_base_name(name, version.max(0) as u32, runtime.config.driver_version);
         put(function, address)?;
         put_if_wanted(status, found);
-        if address.is_null() { Err(ERROR_NOT_FOUND) } else { Ok(()) }
+        // Who asks for the status is told by it alone.
+        if address.is_null() && status.is_null() {
+            Err(ERROR_NOT_FOUND)
+        } else {
+            Ok(())
+        }
     }
 }
 

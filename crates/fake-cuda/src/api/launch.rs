@@ -69,7 +69,7 @@ unsafe fn parameters(
 /// As for `parameters`.
 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
 unsafe fn launch(
-    context: &Arc<Context>,
+    current: &Outcome<Arc<Context>>,
     function: usize,
     grid: [u32; 3],
     block: [u32; 3],
@@ -79,7 +79,7 @@ unsafe fn launch(
     extra: *const *const c_void,
 ) -> Outcome {
     let function = module::resolve(function)?;
-    let stream = stream::resolve_any(context, stream)?;
+    let stream = stream::resolve(current, stream)?;
     if function.context != stream.context()?.handle {
         return Err(ERROR_INVALID_HANDLE);
     }
@@ -107,11 +107,11 @@ unsafe fn launch(
 }
 
 entries! {
-    fn cuLaunchKernel[Ctx context](
+    fn cuLaunchKernel[Handle current](
         function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         shared: u32, stream: usize, params: *const *const u8, extra: *const *const c_void,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        launch(&context, function, grid, block, shared, stream, params, extra)
+        launch(&current, function, grid, block, shared, stream, params, extra)
     }
 }

@@ -1,14 +1,24 @@
 //! Allocation and release.
 
 use crate::codes::*;
+use crate::context::{self, Context};
 use crate::entry::{entries, put};
 use crate::memory::{self, Kind};
 use crate::{capture, stream};
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 const ATTACH_GLOBAL: u32 = 1;
 const ATTACH_HOST: u32 = 2;
 const ATTACH_SINGLE: u32 = 4;
+
+/// The context of the allocation that starts exactly at `address`.
+fn owner(address: usize, accepts: impl Fn(Kind) -> bool) -> Outcome<Arc<Context>> {
+    let memory = memory::memory();
+    let found = memory.find(address).filter(|found| found.address == address && accepts(found.kind));
+    let handle = found.ok_or(ERROR_INVALID_VALUE)?.context;
+    context::find(handle).ok_or(ERROR_CONTEXT_IS_DESTROYED)
+}
 
 entries! {
     fn cuMemAllocManaged[Ctx context](out: *mut usize, bytes: usize, flags: u32) {
@@ -30,11 +40,19 @@ entries! {
         put(out, memory::allocate(&context, bytes, Kind::Device)?)
     }
 
-    fn cuMemFree_v2[Ctx context](address: usize) {
-        capture::forbid_unsafe_call()?;
-        if memory::memory().find(address).is_none_or(|found| found.address != address || found.kind == Kind::Pinned) {
-            return Err(ERROR_INVALID_VALUE);
+    // It needs no current context: the address says whose it is.
+    fn cuMemFree_v2[Init _r](address: usize) {
+        match context::current() {
+            Ok(context) => context.check_lost()?,
+            Err(ERROR_INVALID_CONTEXT) => {}
+            Err(destroyed) => return Err(destroyed),
         }
+        capture::forbid_unsafe_call()?;
+        if address == 0 {
+            return Ok(());
+        }
+        let context = owner(address, |kind| kind != Kind::Pinned)?;
+        context.check_lost()?;
         stream::synchronize_device(context.device);
         context.check_lost()?;
         memory::free(address, |kind| kind != Kind::Pinned)
@@ -61,11 +79,10 @@ entries! {
         put(out, memory::allocate(&context, bytes, Kind::Pinned)?)
     }
 
-    fn cuMemFreeHost[Ctx context](address: usize) {
+    fn cuMemFreeHost[Init _r](address: usize) {
         capture::forbid_unsafe_call()?;
-        if memory::memory().find(address).is_none_or(|found| found.address != address || found.kind != Kind::Pinned) {
-            return Err(ERROR_INVALID_VALUE);
-        }
+        let context = owner(address, |kind| kind == Kind::Pinned)?;
+        context.check_lost()?;
         stream::synchronize_device(context.device);
         memory::free(address, |kind| kind == Kind::Pinned)
     }
@@ -92,7 +109,7 @@ entries! {
         Ok(())
     }
 
-    fn cuStreamAttachMemAsync[Ctx context](stream: usize, address: usize, _bytes: usize, flags: u32) {
+    fn cuStreamAttachMemAsync[Handle context](stream: usize, address: usize, _bytes: usize, flags: u32) {
         let stream = stream::resolve(&context, stream)?;
         if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) {
             return Err(ERROR_INVALID_VALUE);

@@ -1,5 +1,6 @@
 //! Modules, functions and what can be asked of them.
 
+use crate::capture;
 use crate::codes::*;
 use crate::context::Context;
 use crate::entry::{entries, put, put_if_wanted};
@@ -116,11 +117,12 @@ entries! {
         load(&context, out, image, Some(&error))
     }
 
-    fn cuModuleUnload[Ctx _c](handle: usize) {
+    fn cuModuleUnload[Init _r](handle: usize) {
+        capture::forbid_unsafe_call()?;
         module::unload(handle)
     }
 
-    fn cuModuleGetFunction[Ctx _c](out: *mut usize, handle: usize, name: *const c_char) {
+    fn cuModuleGetFunction[Init _r](out: *mut usize, handle: usize, name: *const c_char) {
         if out.is_null() || name.is_null() {
             return Err(ERROR_INVALID_VALUE);
         }
@@ -128,19 +130,19 @@ entries! {
         put(out, module::function(handle, name)?)
     }
 
-    fn cuModuleGetFunctionCount[Ctx _c](count: *mut u32, handle: usize) {
+    fn cuModuleGetFunctionCount[Init _r](count: *mut u32, handle: usize) {
         put(count, module::function_count(handle)? as u32)
     }
 
-    fn cuModuleGetGlobal_v2[Ctx _c](_address: *mut usize, _bytes: *mut usize, _handle: usize, _name: *const c_char) {
+    fn cuModuleGetGlobal_v2[Init _r](_address: *mut usize, _bytes: *mut usize, _handle: usize, _name: *const c_char) {
         Err(ERROR_NOT_FOUND)
     }
 
-    fn cuFuncGetAttribute[Ctx _c](value: *mut c_int, which: c_int, handle: usize) {
+    fn cuFuncGetAttribute[Init _r](value: *mut c_int, which: c_int, handle: usize) {
         put(value, module::resolve(handle)?.attribute(which).ok_or(ERROR_INVALID_VALUE)?)
     }
 
-    fn cuFuncSetAttribute[Ctx _c](handle: usize, which: c_int, value: c_int) {
+    fn cuFuncSetAttribute[Init _r](handle: usize, which: c_int, value: c_int) {
         let function = module::resolve(handle)?;
         match which {
             8 if (0..=227 << 10).contains(&value) => function.dynamic_shared.store(value as u32, Relaxed),
@@ -150,15 +152,15 @@ entries! {
         Ok(())
     }
 
-    fn cuFuncSetCacheConfig[Ctx _c](handle: usize, _preference: c_int) {
+    fn cuFuncSetCacheConfig[Init _r](handle: usize, _preference: c_int) {
         module::resolve(handle).map(drop)
     }
 
-    fn cuFuncGetModule[Ctx _c](out: *mut usize, handle: usize) {
+    fn cuFuncGetModule[Init _r](out: *mut usize, handle: usize) {
         put(out, module::resolve(handle)?.module)
     }
 
-    fn cuFuncGetParamInfo[Ctx _c](handle: usize, index: usize, offset: *mut usize, size: *mut usize) {
+    fn cuFuncGetParamInfo[Init _r](handle: usize, index: usize, offset: *mut usize, size: *mut usize) {
         let function = module::resolve(handle)?;
         let param = function.entry.params.get(index).ok_or(ERROR_INVALID_VALUE)?;
         put(offset, param.offset)?;
@@ -166,24 +168,24 @@ entries! {
         Ok(())
     }
 
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor[Ctx _c](out: *mut c_int, handle: usize, block: c_int, shared: usize) {
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor[Init _r](out: *mut c_int, handle: usize, block: c_int, shared: usize) {
         put(out, blocks_per_multiprocessor(handle, block, shared)?)
     }
 
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags[Ctx _c](
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags[Init _r](
         out: *mut c_int, handle: usize, block: c_int, shared: usize, _flags: u32,
     ) {
         put(out, blocks_per_multiprocessor(handle, block, shared)?)
     }
 
-    fn cuOccupancyMaxPotentialBlockSize[Ctx _c](
+    fn cuOccupancyMaxPotentialBlockSize[Init _r](
         min_grid: *mut c_int, block: *mut c_int, handle: usize, shared_of: Option<unsafe extern "C" fn(c_int) -> usize>,
         shared: usize, limit: c_int,
     ) {
         potential(min_grid, block, handle, shared_of, shared, limit)
     }
 
-    fn cuOccupancyMaxPotentialBlockSizeWithFlags[Ctx _c](
+    fn cuOccupancyMaxPotentialBlockSizeWithFlags[Init _r](
         min_grid: *mut c_int, block: *mut c_int, handle: usize, shared_of: Option<unsafe extern "C" fn(c_int) -> usize>,
         shared: usize, limit: c_int, _flags: u32,
     ) {

@@ -46,14 +46,14 @@ unsafe fn answer(found: Option<&Allocation>, which: c_int, out: *mut c_void, add
 }
 
 entries! {
-    fn cuPointerGetAttribute[Ctx _c](out: *mut c_void, which: c_int, address: usize) {
+    fn cuPointerGetAttribute[Init _r](out: *mut c_void, which: c_int, address: usize) {
         let memory = memory();
         let found = memory.find(address).ok_or(ERROR_INVALID_VALUE)?;
         answer(Some(found), which, out, address)
     }
 
     // Unlike the single one, it answers for unknown addresses, with null values.
-    fn cuPointerGetAttributes[Ctx _c](count: u32, which: *const c_int, outs: *const *mut c_void, address: usize) {
+    fn cuPointerGetAttributes[Init _r](count: u32, which: *const c_int, outs: *const *mut c_void, address: usize) {
         if count == 0 || which.is_null() || outs.is_null() {
             return Err(ERROR_INVALID_VALUE);
         }

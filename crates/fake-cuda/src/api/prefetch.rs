@@ -1,7 +1,7 @@
 //! Advice and prefetch, in the form for a device number and in the form for a location, and their batches.
 
+use crate::capture;
 use crate::codes::*;
-use crate::context::Context;
 use crate::entry::{entries, runtime};
 use crate::memory::{keep_mapped, memory, Kind, Note, NoteKind, Place};
 use crate::stream::{self, Stream};
@@ -63,6 +63,7 @@ fn note(address: usize, bytes: usize, kind: NoteKind) {
 
 fn advise(address: usize, bytes: usize, advice: c_int, location: Location) -> Outcome {
     check_range(address, bytes)?;
+    capture::forbid_unsafe_call()?;
     let kind = match advice {
         1 | 2 => NoteKind::ReadMostly(advice == 1),
         3 => NoteKind::Preferred(Some(place(location)?)),
@@ -75,6 +76,8 @@ fn advise(address: usize, bytes: usize, advice: c_int, location: Location) -> Ou
 }
 
 fn prefetch(stream: &Arc<Stream>, ranges: Vec<(usize, usize, Place)>, discard: bool) -> Outcome {
+    // A prefetch cannot be captured.
+    capture::forbid_on(stream)?;
     stream::run(stream, move || {
         for &(address, bytes, place) in &ranges {
             if discard {
@@ -142,10 +145,6 @@ impl Batch {
     }
 }
 
-fn own_stream(context: &Arc<Context>, handle: usize) -> Outcome<Arc<Stream>> {
-    stream::resolve(context, handle)
-}
-
 entries! {
     fn cuMemAdvise[Ctx _c](address: usize, bytes: usize, advice: c_int, device: c_int) {
         advise(address, bytes, advice, by_number(device))
@@ -155,20 +154,20 @@ entries! {
         advise(address, bytes, advice, location)
     }
 
-    fn cuMemPrefetchAsync[Ctx context](address: usize, bytes: usize, device: c_int, stream: usize) {
+    fn cuMemPrefetchAsync[Handle context](address: usize, bytes: usize, device: c_int, stream: usize) {
         check_range(address, bytes)?;
-        prefetch(&own_stream(&context, stream)?, vec![(address, bytes, place(by_number(device))?)], false)
+        prefetch(&stream::resolve(&context, stream)?, vec![(address, bytes, place(by_number(device))?)], false)
     }
 
-    fn cuMemPrefetchAsync_v2[Ctx context](address: usize, bytes: usize, location: Location, flags: u32, stream: usize) {
+    fn cuMemPrefetchAsync_v2[Handle context](address: usize, bytes: usize, location: Location, flags: u32, stream: usize) {
         if flags != 0 {
             return Err(ERROR_INVALID_VALUE);
         }
         check_range(address, bytes)?;
-        prefetch(&own_stream(&context, stream)?, vec![(address, bytes, place(location)?)], false)
+        prefetch(&stream::resolve(&context, stream)?, vec![(address, bytes, place(location)?)], false)
     }
 
-    fn cuMemPrefetchBatchAsync[Ctx context](
+    fn cuMemPrefetchBatchAsync[Handle context](
         addresses: *const usize, sizes: *const usize, count: usize, locations: *const Location,
         indices: *const usize, location_count: usize, flags: u64, stream: usize,
     ) {
@@ -177,10 +176,10 @@ entries! {
         if stream <= 1 {
             return Err(ERROR_INVALID_VALUE);
         }
-        prefetch(&own_stream(&context, stream)?, batch.ranges()?, false)
+        prefetch(&stream::resolve(&context, stream)?, batch.ranges()?, false)
     }
 
-    fn cuMemDiscardAndPrefetchBatchAsync[Ctx context](
+    fn cuMemDiscardAndPrefetchBatchAsync[Handle context](
         addresses: *const usize, sizes: *const usize, count: usize, locations: *const Location,
         indices: *const usize, location_count: usize, flags: u64, stream: usize,
     ) {
@@ -188,6 +187,6 @@ entries! {
         if stream <= 1 {
             return Err(ERROR_INVALID_VALUE);
         }
-        prefetch(&own_stream(&context, stream)?, batch.ranges()?, true)
+        prefetch(&stream::resolve(&context, stream)?, batch.ranges()?, true)
     }
 }

@@ -41,43 +41,45 @@ entries! {
         put(out, stream::create(&context, flags, priority.clamp(-5, 0)))
     }
 
-    fn cuStreamDestroy_v2[Ctx _c](handle: usize) {
+    fn cuStreamDestroy_v2[Handle _c](handle: usize) {
         stream::destroy(handle)
     }
 
-    fn cuStreamGetFlags[Ctx context](handle: usize, flags: *mut u32) {
-        put(flags, stream::resolve_any(&context, handle)?.flags)
+    fn cuStreamGetFlags[Handle context](handle: usize, flags: *mut u32) {
+        put(flags, stream::resolve(&context, handle)?.flags)
     }
 
-    fn cuStreamGetPriority[Ctx context](handle: usize, priority: *mut c_int) {
-        put(priority, stream::resolve_any(&context, handle)?.priority)
+    fn cuStreamGetPriority[Handle context](handle: usize, priority: *mut c_int) {
+        put(priority, stream::resolve(&context, handle)?.priority)
     }
 
-    fn cuStreamGetId[Ctx context](handle: usize, id: *mut u64) {
-        put(id, stream::resolve_any(&context, handle)?.id)
+    fn cuStreamGetId[Handle context](handle: usize, id: *mut u64) {
+        put(id, stream::resolve(&context, handle)?.id)
     }
 
-    fn cuStreamGetCtx[Ctx context](handle: usize, out: *mut usize) {
-        put(out, stream::resolve_any(&context, handle)?.context()?.handle)
+    fn cuStreamGetCtx[Handle context](handle: usize, out: *mut usize) {
+        put(out, stream::resolve(&context, handle)?.context()?.handle)
     }
 
-    fn cuStreamQuery[Ctx context](handle: usize) {
-        let stream = stream::resolve_any(&context, handle)?;
+    fn cuStreamQuery[Handle context](handle: usize) {
+        let stream = stream::resolve(&context, handle)?;
         capture::forbid_on(&stream)?;
+        capture::forbid_unsafe_call()?;
         if !stream.idle() {
             return Err(ERROR_NOT_READY);
         }
         stream.synchronize()
     }
 
-    fn cuStreamSynchronize[Ctx context](handle: usize) {
-        let stream = stream::resolve_any(&context, handle)?;
+    fn cuStreamSynchronize[Handle context](handle: usize) {
+        let stream = stream::resolve(&context, handle)?;
         capture::forbid_on(&stream)?;
+        capture::forbid_unsafe_call()?;
         stream.synchronize()
     }
 
-    fn cuStreamWaitEvent[Ctx context](handle: usize, event: usize, _flags: u32) {
-        let stream = stream::resolve_any(&context, handle)?;
+    fn cuStreamWaitEvent[Handle context](handle: usize, event: usize, _flags: u32) {
+        let stream = stream::resolve(&context, handle)?;
         let event = event::resolve(event)?;
         if let Some(captured) = event.captured() {
             let mut own = lock(&stream.capture);
@@ -94,8 +96,8 @@ entries! {
         }
     }
 
-    fn cuLaunchHostFunc[Ctx context](handle: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
-        let stream = stream::resolve_any(&context, handle)?;
+    fn cuLaunchHostFunc[Handle context](handle: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
+        let stream = stream::resolve(&context, handle)?;
         let host = HostFunction { function: function.ok_or(ERROR_INVALID_VALUE)?, data };
         stream::run(&stream, move || {
             host.call();
@@ -103,28 +105,28 @@ entries! {
         })
     }
 
-    fn cuStreamBeginCapture_v2[Ctx context](handle: usize, mode: u32) {
-        capture::begin(&stream::resolve_any(&context, handle)?, mode)
+    fn cuStreamBeginCapture_v2[Handle context](handle: usize, mode: u32) {
+        capture::begin(&stream::resolve(&context, handle)?, mode)
     }
 
-    fn cuStreamEndCapture[Ctx context](handle: usize, graph: *mut usize) {
+    fn cuStreamEndCapture[Handle context](handle: usize, graph: *mut usize) {
         if graph.is_null() {
             return Err(ERROR_INVALID_VALUE);
         }
         put(graph, 0)?;
-        put(graph, capture::end(&stream::resolve_any(&context, handle)?)?)
+        put(graph, capture::end(&stream::resolve(&context, handle)?)?)
     }
 
-    fn cuStreamIsCapturing[Ctx context](handle: usize, status: *mut u32) {
-        let stream = stream::resolve_any(&context, handle)?;
+    fn cuStreamIsCapturing[Handle context](handle: usize, status: *mut u32) {
+        let stream = stream::resolve(&context, handle)?;
         let own = lock(&stream.capture);
         put(status, own.as_ref().map_or(0, |capture| capture.status()))
     }
 
-    fn cuStreamGetCaptureInfo_v2[Ctx context](
+    fn cuStreamGetCaptureInfo_v2[Handle context](
         handle: usize, status: *mut u32, id: *mut u64, graph: *mut usize, dependencies: *mut *const usize, count: *mut usize,
     ) {
-        let stream = stream::resolve_any(&context, handle)?;
+        let stream = stream::resolve(&context, handle)?;
         let own = lock(&stream.capture);
         put(status, own.as_ref().map_or(0, |capture| capture.status()))?;
         put_if_wanted(id, own.as_ref().map_or(0, |capture| capture.id));
@@ -134,11 +136,11 @@ entries! {
         Ok(())
     }
 
-    fn cuStreamGetCaptureInfo_v3[Ctx context](
+    fn cuStreamGetCaptureInfo_v3[Handle context](
         handle: usize, status: *mut u32, id: *mut u64, graph: *mut usize, dependencies: *mut *const usize,
         edges: *mut *const c_void, count: *mut usize,
     ) {
-        let stream = stream::resolve_any(&context, handle)?;
+        let stream = stream::resolve(&context, handle)?;
         let own = lock(&stream.capture);
         put(status, own.as_ref().map_or(0, |capture| capture.status()))?;
         put_if_wanted(id, own.as_ref().map_or(0, |capture| capture.id));

@@ -21,7 +21,14 @@ fn known(address: usize) -> bool {
     memory().find(address).is_some()
 }
 
-fn copy(context: &Arc<Context>, to: usize, from: usize, bytes: usize, handle: usize, wait: bool) -> Outcome {
+fn copy(
+    context: &Outcome<Arc<Context>>,
+    to: usize,
+    from: usize,
+    bytes: usize,
+    handle: usize,
+    wait: bool,
+) -> Outcome {
     let stream = stream::resolve(context, handle)?;
     if bytes == 0 {
         return Ok(());
@@ -44,7 +51,14 @@ fn copy(context: &Arc<Context>, to: usize, from: usize, bytes: usize, handle: us
     Ok(())
 }
 
-fn fill(context: &Arc<Context>, to: usize, value: &[u8], count: usize, handle: usize, wait: bool) -> Outcome {
+fn fill(
+    context: &Outcome<Arc<Context>>,
+    to: usize,
+    value: &[u8],
+    count: usize,
+    handle: usize,
+    wait: bool,
+) -> Outcome {
     let stream = stream::resolve(context, handle)?;
     let bytes = count.checked_mul(value.len()).ok_or(ERROR_INVALID_VALUE)?;
     if bytes == 0 {
@@ -76,46 +90,46 @@ fn fill(context: &Arc<Context>, to: usize, value: &[u8], count: usize, handle: u
 }
 
 entries! {
-    fn cuMemcpy[Ctx context](to: usize, from: usize, bytes: usize) {
+    fn cuMemcpy[Handle context](to: usize, from: usize, bytes: usize) {
         copy(&context, to, from, bytes, 0, true)
     }
-    fn cuMemcpyAsync[Ctx context](to: usize, from: usize, bytes: usize, stream: usize) {
+    fn cuMemcpyAsync[Handle context](to: usize, from: usize, bytes: usize, stream: usize) {
         copy(&context, to, from, bytes, stream, false)
     }
-    fn cuMemcpyHtoD_v2[Ctx context](to: usize, from: usize, bytes: usize) {
+    fn cuMemcpyHtoD_v2[Handle context](to: usize, from: usize, bytes: usize) {
         copy(&context, to, from, bytes, 0, true)
     }
-    fn cuMemcpyDtoH_v2[Ctx context](to: usize, from: usize, bytes: usize) {
+    fn cuMemcpyDtoH_v2[Handle context](to: usize, from: usize, bytes: usize) {
         copy(&context, to, from, bytes, 0, true)
     }
-    fn cuMemcpyDtoD_v2[Ctx context](to: usize, from: usize, bytes: usize) {
+    fn cuMemcpyDtoD_v2[Handle context](to: usize, from: usize, bytes: usize) {
         copy(&context, to, from, bytes, 0, true)
     }
-    fn cuMemcpyHtoDAsync_v2[Ctx context](to: usize, from: usize, bytes: usize, stream: usize) {
+    fn cuMemcpyHtoDAsync_v2[Handle context](to: usize, from: usize, bytes: usize, stream: usize) {
         copy(&context, to, from, bytes, stream, false)
     }
-    fn cuMemcpyDtoHAsync_v2[Ctx context](to: usize, from: usize, bytes: usize, stream: usize) {
+    fn cuMemcpyDtoHAsync_v2[Handle context](to: usize, from: usize, bytes: usize, stream: usize) {
         copy(&context, to, from, bytes, stream, false)
     }
-    fn cuMemcpyDtoDAsync_v2[Ctx context](to: usize, from: usize, bytes: usize, stream: usize) {
+    fn cuMemcpyDtoDAsync_v2[Handle context](to: usize, from: usize, bytes: usize, stream: usize) {
         copy(&context, to, from, bytes, stream, false)
     }
-    fn cuMemsetD8_v2[Ctx context](to: usize, value: u8, count: usize) {
+    fn cuMemsetD8_v2[Handle context](to: usize, value: u8, count: usize) {
         fill(&context, to, &[value], count, 0, true)
     }
-    fn cuMemsetD8Async[Ctx context](to: usize, value: u8, count: usize, stream: usize) {
+    fn cuMemsetD8Async[Handle context](to: usize, value: u8, count: usize, stream: usize) {
         fill(&context, to, &[value], count, stream, false)
     }
-    fn cuMemsetD16_v2[Ctx context](to: usize, value: u16, count: usize) {
+    fn cuMemsetD16_v2[Handle context](to: usize, value: u16, count: usize) {
         fill(&context, to, &value.to_ne_bytes(), count, 0, true)
     }
-    fn cuMemsetD16Async[Ctx context](to: usize, value: u16, count: usize, stream: usize) {
+    fn cuMemsetD16Async[Handle context](to: usize, value: u16, count: usize, stream: usize) {
         fill(&context, to, &value.to_ne_bytes(), count, stream, false)
     }
-    fn cuMemsetD32_v2[Ctx context](to: usize, value: u32, count: usize) {
+    fn cuMemsetD32_v2[Handle context](to: usize, value: u32, count: usize) {
         fill(&context, to, &value.to_ne_bytes(), count, 0, true)
     }
-    fn cuMemsetD32Async[Ctx context](to: usize, value: u32, count: usize, stream: usize) {
+    fn cuMemsetD32Async[Handle context](to: usize, value: u32, count: usize, stream: usize) {
         fill(&context, to, &value.to_ne_bytes(), count, stream, false)
     }
 }
