@@ -142,6 +142,18 @@ pub fn last_error() -> Option<AllocError> {
     LAST_ERROR.with(Cell::get)
 }
 
+/// Runs `f` and answers the reason that it recorded, if any. On a success the earlier reason stays in place.
+pub(crate) fn reason_of<R>(f: impl FnOnce() -> Option<R>) -> Result<R, Option<AllocError>> {
+    let before = LAST_ERROR.with(|last| last.replace(None));
+    match f() {
+        Some(result) => {
+            LAST_ERROR.with(|last| last.set(before));
+            Ok(result)
+        }
+        None => Err(last_error()),
+    }
+}
+
 /// Records the reason for a null, `false` or refusal that this thread is about to return.
 ///
 /// For implementors of [`MemoryBackend`](crate::MemoryBackend): call it before returning null or `false`.

@@ -3,12 +3,15 @@
 use std::ptr;
 
 use crate::backend::fork;
+use crate::cuda::Stream;
 use crate::error::{set_last_error, AllocError, FreeError};
-use crate::meta::geometry::{class_for, GRANULE, MAX_ALIGN};
+use crate::meta::geometry::{class_for, class_size, GRANULE, MAX_ALIGN};
 use crate::meta::slot;
 use crate::meta::span::{Remote, Span};
+use crate::placement::Placement;
 use crate::policy::{redzone, Policy, POISON};
 use crate::pool::{is_dedicated, span_of, Home};
+use crate::stream::{self, Deferred};
 use crate::sync::Ordering::Relaxed;
 use crate::thread::heap::{BinKey, Heap};
 
@@ -34,16 +37,50 @@ impl Request {
         }
     }
 
-    /// A block from `heap`, or null with the reason in `last_error`.
-    pub(super) fn serve(self, heap: &mut Heap) -> *mut u8 {
+    /// A pending block that was last used on `stream`, for use on it without waiting; null if there is none that fits.
+    pub(super) fn reuse(self, home: Home, stream: &Stream) -> *mut u8 {
+        if self.zeroed {
+            return ptr::null_mut();
+        }
+        let key = home.key(self.key.pool_key());
+        let class = self.class(home);
+        let fits = |span: &'static Span| {
+            let fits = match class {
+                Some(class) => usize::from(span.class.load(Relaxed)) == class,
+                None => {
+                    is_dedicated(span)
+                        && span.base() % self.align == 0
+                        && span.block() >= self.size
+                        && span.block() - self.size <= (self.size / 8).max(MAX_ALIGN)
+                }
+            };
+            fits && home.owns(span)
+                && span.key.load(Relaxed) == key
+                && span.lane.load(Relaxed) == self.key.policy as u8
+                && span.group.load(Relaxed) == self.key.group
+        };
+        stream::reuse_on(stream.id(), fits)
+            .map_or(ptr::null_mut(), |(span, index)| span.address(index) as *mut u8)
+    }
+
+    /// The size class that serves the request, if blocks of a class do.
+    fn class(self, home: Home) -> Option<usize> {
+        if self.align > GRANULE {
+            return None;
+        }
+        class_for(self.size, self.align).filter(|class| home.fits_segment(*class))
+    }
+
+    /// A block from `heap`, or null with the reason in `last_error`. Contents are ready when this returns, or on `stream`
+    /// in its order.
+    pub(super) fn serve(self, heap: &mut Heap, stream: Option<&Stream>) -> *mut u8 {
         let home = heap.home;
-        let class = if self.align <= GRANULE { class_for(self.size, self.align) } else { None };
-        let (address, block, is_zero) = match class {
-            Some(class) if home.fits_segment(class) => {
+        let (address, block, mut is_zero) = match self.class(home) {
+            Some(class) => {
                 let at = heap.bins_of(self.key) + class;
-                (heap.alloc(at), crate::meta::geometry::class_size(class), false)
+                (heap.alloc(at), class_size(class), false)
             }
-            _ => {
+            None => {
                 let (key, lane) = (self.key.pool_key(), self.key.policy as u8);
                 match home.take_dedicated(key, self.size, self.align, lane) {
                     Some((span, is_zero)) => (span.base(), span.block(), is_zero),
@@ -56,6 +93,20 @@ impl Request {
         }
         let block_start = address as *mut u8;
         let usable = block - redzone::bytes(self.key.policy);
+        if let Some(stream) = stream {
+            let _ = stream::mark_block(home, block_start, stream); // what is queued for it below, and by the caller
+        }
+        if self.key.place.placement == Placement::Device {
+            // SAFETY: the block is ours, and its contents are nobody's.
+            unsafe { (home.ops.settle)(block_start, block, self.key.place, used_by_device(address), stream) };
+        }
+        if let (Some(stream), true) = (stream, self.zeroed && !is_zero) {
+            // Ordered on the caller's stream instead of waited for.
+            // SAFETY: the block is ours, and stays so until the stream has passed: it is marked.
+            if unsafe { stream.fill(block_start, 0, usable) }.is_ok() {
+                is_zero = true;
+            }
+        }
         // SAFETY: the block is live, `block` bytes long, and nobody else's until we return it.
         let ready = unsafe {
             (!self.zeroed || is_zero || (home.ops.fill)(block_start, 0, usable))
@@ -68,6 +119,13 @@ impl Request {
         }
         block_start
     }
+}
+
+/// Whether the latest use of a block that we know of was by the device.
+fn used_by_device(address: usize) -> bool {
+    span_of(address)
+        .and_then(|span| span.marks()?.word(span.slot_at(address)?.0))
+        .is_some_and(|stream| stream.load(Relaxed) != 0)
 }
 
 /// A live block.
@@ -98,9 +156,16 @@ pub(super) unsafe fn release(home: Home, block: *mut u8, heap: Option<&mut Heap>
     if fork::forked() {
         return Err(FreeError::Forked);
     }
-    let Found { span, index, word } = find(home, block as usize)?;
+    let Found { span, index, mut word } = find(home, block as usize)?;
+    if word & slot::MARKED != 0 {
+        match stream::defer(home, span, index, word) {
+            Deferred::Pending => return Ok(()),
+            Deferred::DoubleFree => return Err(FreeError::DoubleFree),
+            Deferred::Passed(pending) => word = pending,
+        }
+    }
     let policy = Policy::from_lane(span.lane.load(Relaxed));
-    if !span.verify(index as u16) {
+    if word != slot::PENDING && !span.verify(index as u16) {
         home.pools.report_corruption();
         return Err(FreeError::Corrupted);
     }

@@ -2,12 +2,13 @@
 
 use super::blocks::{find, refuse, release, Request};
 use crate::backend::fork;
+use crate::cuda::Stream;
 use crate::error::{set_last_error, AllocError, FreeError};
 use crate::meta::geometry::{class_for, GRANULE};
 use crate::meta::slot;
-use crate::placement::Place;
+use crate::placement::{Place, Placement};
 use crate::policy::{redzone, AllocPolicy, Policy, StandardPolicy};
-use crate::pool::{span_of, HasSegmentPool, Home};
+use crate::pool::{span_of, HasSegmentPool, Home, Urgency};
 use crate::sync::Ordering::Relaxed;
 use crate::thread::heap::BinKey;
 use crate::thread::slots::{with_heap, ThreadSlots};
@@ -59,10 +60,36 @@ pub fn alloc_with<P: AllocPolicy, B: ThreadSlots>(
 ) -> *mut u8 {
     let key = BinKey { place: options.place, policy: P::POLICY, group: options.group };
     match Request::new(size, align, key, options.zeroed) {
-        Ok(request) => with_heap::<B, _>(P::ENABLE_FREE_LIST_ENCRYPTION, |heap| request.serve(heap))
+        Ok(request) => with_heap::<B, _>(P::ENABLE_FREE_LIST_ENCRYPTION, |heap| request.serve(heap, None))
             .unwrap_or(std::ptr::null_mut()),
         Err(error) => refuse(error),
     }
+}
+
+/// As [`alloc_with`], for use on `stream`.
+///
+/// With [`Placement::Device`](crate::Placement::Device) and without zeroing, a block that was last used on the same stream
+/// may be given out before the stream is done with it: work on the stream may use it at once, the host only after the
+/// stream was waited for. Zeroing is ordered on the stream too. Every other block is one that the GPU is done with.
+pub fn alloc_on_stream<P: AllocPolicy, B: ThreadSlots>(
+    size: usize,
+    align: usize,
+    options: &AllocOptions,
+    stream: &Stream,
+) -> *mut u8 {
+    let key = BinKey { place: options.place, policy: P::POLICY, group: options.group };
+    let request = match Request::new(size, align, key, options.zeroed) {
+        Ok(request) => request,
+        Err(error) => return refuse(error),
+    };
+    if options.place.placement == Placement::Device && !fork::forked() {
+        let block = request.reuse(Home::of::<B>(), stream);
+        if !block.is_null() {
+            return block;
+        }
+    }
+    with_heap::<B, _>(P::ENABLE_FREE_LIST_ENCRYPTION, |heap| request.serve(heap, Some(stream)))
+        .unwrap_or(std::ptr::null_mut())
 }
 
 /// Frees a block of this backend, from any thread and under any policy: the block keeps the policy it was allocated
@@ -127,6 +154,20 @@ pub unsafe fn thread_realloc<P: AllocPolicy, B: ThreadSlots>(
     if ptr.is_null() {
         return thread_alloc::<P, B>(new_size, align);
     }
+    // SAFETY: the caller's promise.
+    unsafe { realloc_with::<B>(ptr, new_size, align, false) }
+}
+
+/// As [`thread_realloc`] for a block; with `zeroed`, what is new reads as zero if all of the old block's tail does.
+///
+/// # Safety
+/// `ptr` is a live block of this backend that nobody else uses.
+pub(super) unsafe fn realloc_with<B: ThreadSlots>(
+    ptr: *mut u8,
+    new_size: usize,
+    align: usize,
+    zeroed: bool,
+) -> *mut u8 {
     if fork::forked() {
         return refuse(AllocError::Forked);
     }
@@ -143,21 +184,22 @@ pub unsafe fn thread_realloc<P: AllocPolicy, B: ThreadSlots>(
         new_size,
         align,
         BinKey { place: options.place, policy, group: options.group },
-        false,
+        zeroed,
     ) {
         Ok(request) => request,
         Err(error) => return refuse(error),
     };
     // In place where the block is large enough and not more than twice as large as needed.
     if new_size <= old && new_size > old / 2 && ptr as usize % align == 0 {
-        if policy.zeroes() {
+        if zeroed || policy.zeroes() {
             // What is cut off must read as zero if the block grows again.
             // SAFETY: the range lies inside the caller's block.
             let _ = unsafe { (home.ops.fill)(ptr.add(new_size), 0, old - new_size) };
         }
         return ptr;
     }
-    let new = with_heap::<B, _>(policy.encoded(), |heap| request.serve(heap)).unwrap_or(std::ptr::null_mut());
+    let new =
+        with_heap::<B, _>(policy.encoded(), |heap| request.serve(heap, None)).unwrap_or(std::ptr::null_mut());
     if new.is_null() {
         return new;
     }
@@ -175,6 +217,10 @@ pub unsafe fn thread_realloc<P: AllocPolicy, B: ThreadSlots>(
 
 /// Bytes that may be used at `ptr`: at least what was asked for. 0 for a pointer that is not the start of a live block.
 pub fn usable_size<B: HasSegmentPool>(ptr: *const u8) -> usize {
+    if fork::forked() {
+        set_last_error(AllocError::Forked);
+        return 0;
+    }
     let Ok(found) = find(Home::of::<B>(), ptr as usize) else { return 0 };
     found.span.block() - redzone::bytes(Policy::from_lane(found.span.lane.load(Relaxed)))
 }
@@ -190,6 +236,10 @@ pub struct BlockInfo {
 
 /// The live block that `ptr` points into, at its start or inside it.
 pub fn block_of<B: HasSegmentPool>(ptr: *const u8) -> Option<BlockInfo> {
+    if fork::forked() {
+        set_last_error(AllocError::Forked);
+        return None;
+    }
     let home = Home::of::<B>();
     let span = span_of(ptr as usize).filter(|span| home.owns(span))?;
     let (index, word) = span.block_around(ptr as usize)?;
@@ -200,14 +250,9 @@ pub fn block_of<B: HasSegmentPool>(ptr: *const u8) -> Option<BlockInfo> {
     Some(BlockInfo { start: span.address(index as u16), usable })
 }
 
-/// Gives free memory of a backend back until at most `keep_bytes` stay cached; returns the bytes given back. May wait for
-/// the device. Free blocks that other threads hold in their caches stay there.
-pub fn trim<B: ThreadSlots>(keep_bytes: usize) -> usize {
-    if fork::forked() {
-        set_last_error(AllocError::Forked);
-        return 0;
-    }
-    let home = Home::of::<B>();
+/// Moves what the calling thread's and the shared heaps cache to the pools.
+pub(super) fn give_back_caches<B: ThreadSlots>(urgency: Urgency) {
+    Home::of::<B>().reclaim(urgency);
     B::with_slots(|slots| {
         for encoded in [false, true] {
             if let Some(cell) = slots.fast(encoded) {
@@ -216,6 +261,17 @@ pub fn trim<B: ThreadSlots>(keep_bytes: usize) -> usize {
         }
     });
     B::shared().give_back_caches();
+}
+
+/// Gives free memory of a backend back until at most `keep_bytes` stay cached; returns the bytes given back. May wait for
+/// the device. Free blocks that other threads hold in their caches stay there.
+pub fn trim<B: ThreadSlots>(keep_bytes: usize) -> usize {
+    if fork::forked() {
+        set_last_error(AllocError::Forked);
+        return 0;
+    }
+    let home = Home::of::<B>();
+    give_back_caches::<B>(Urgency::Wait);
     home.trim(keep_bytes)
 }
 
@@ -230,9 +286,10 @@ impl<B: HasSegmentPool> ThreadAllocator<B> {
             return refuse(AllocError::Forked);
         }
         match Request::new(size, align, BinKey::of(P::POLICY), false) {
-            Ok(request) => {
-                self.cell().with(|heap| request.serve(heap)).unwrap_or_else(|| refuse(AllocError::Reentrant))
-            }
+            Ok(request) => self
+                .cell()
+                .with(|heap| request.serve(heap, None))
+                .unwrap_or_else(|| refuse(AllocError::Reentrant)),
             Err(error) => refuse(error),
         }
     }

@@ -1,11 +1,15 @@
 //! Layer 7: what users call.
 
+mod arena;
 mod blocks;
 mod free_functions;
+mod retention;
 mod stats;
 
+pub use arena::Arena;
 pub use free_functions::{
-    alloc_with, block_of, thread_alloc, thread_free, thread_realloc, trim, usable_size, AllocOptions,
-    BlockInfo,
+    alloc_on_stream, alloc_with, block_of, thread_alloc, thread_free, thread_realloc, trim, usable_size,
+    AllocOptions, BlockInfo,
 };
+pub use retention::{audit, decay, set_retention, DecayThread};
 pub use stats::{stats, BackendStats};

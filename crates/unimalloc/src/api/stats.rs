@@ -1,5 +1,7 @@
 //! What a backend's pools hold.
 
+use crate::backend::fork;
+use crate::error::{set_last_error, AllocError};
 use crate::pool::{HasSegmentPool, Home};
 
 /// A backend's memory, shared by all threads. Bytes.
@@ -26,7 +28,13 @@ pub struct BackendStats {
 }
 
 /// A backend's numbers now. Walks the segments: not for hot paths.
+///
+/// All zero in the child of a `fork`.
 pub fn stats<B: HasSegmentPool>() -> BackendStats {
+    if fork::forked() {
+        set_last_error(AllocError::Forked);
+        return BackendStats::default();
+    }
     let home = Home::of::<B>();
     let (cached_bytes, largest_free_bytes) = home.cached();
     let counters = B::counters();

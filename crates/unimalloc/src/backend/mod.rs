@@ -3,7 +3,8 @@
 //! A backend hands out and takes back whole, page-aligned regions. It knows nothing of blocks. Everything above
 //! reaches it through [`BackendOps`], a table of plain functions, so that the core is compiled once.
 
-use crate::placement::Place;
+use crate::cuda::Stream;
+use crate::placement::{Place, Placement};
 
 mod budget;
 pub mod cuda;
@@ -32,6 +33,9 @@ pub unsafe trait MemoryBackend: 'static {
     const ENABLE_CPU_CACHE: bool = false;
     /// Whether memory fresh from [`allocate`](Self::allocate) reads as zero.
     const ZEROED_ON_ALLOCATE: bool = false;
+
+    /// Where blocks below 64 KiB without a placement of their own are kept.
+    const SMALL_AUTO: Placement = Placement::Auto;
 
     /// Returns `size` bytes, or null with the reason in [`last_error`](crate::last_error).
     ///
@@ -93,6 +97,16 @@ pub unsafe trait MemoryBackend: 'static {
         true
     }
 
+    /// Moves the pages of an uninitialised block to the side that its placement prefers, where the other side used them
+    /// last; ordered on `stream`, or complete when it returns. `used_by_device` says that the latest use that the
+    /// allocator knows of was by the device. Only a hint.
+    ///
+    /// # Safety
+    /// The block is the caller's, and nobody needs its contents.
+    unsafe fn settle(ptr: *mut u8, len: usize, place: Place, used_by_device: bool, stream: Option<&Stream>) {
+        let _ = (ptr, len, place, used_by_device, stream);
+    }
+
     /// Whether `len` bytes all equal `byte`, read on the side where they live. True where they cannot be read.
     ///
     /// # Safety
@@ -152,7 +166,9 @@ pub(crate) struct BackendOps {
     pub fill: unsafe fn(*mut u8, u8, usize) -> bool,
     pub copy: unsafe fn(*mut u8, *const u8, usize) -> bool,
     pub holds: unsafe fn(*const u8, u8, usize) -> bool,
+    pub settle: unsafe fn(*mut u8, usize, Place, bool, Option<&Stream>),
     pub segment_bytes: fn() -> usize,
+    pub small_auto: Placement,
     pub counters: fn() -> BackendCounters,
     pub zeroed_on_allocate: bool,
     pub supports_page_reset: bool,
@@ -167,7 +183,9 @@ impl BackendOps {
             fill: B::fill,
             copy: B::copy,
             holds: B::holds,
+            settle: B::settle,
             segment_bytes: B::segment_bytes,
+            small_auto: B::SMALL_AUTO,
             counters: B::counters,
             zeroed_on_allocate: B::ZEROED_ON_ALLOCATE,
             supports_page_reset: B::SUPPORTS_PAGE_RESET,

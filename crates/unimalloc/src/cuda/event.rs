@@ -10,6 +10,9 @@ use super::driver;
 use super::error::{CudaError, NOT_READY};
 use super::stream::Stream;
 
+const TIMED: u32 = 0;
+const UNTIMED: u32 = 2;
+
 /// A moment in a stream: it is done when all that the stream was given before is.
 ///
 /// Any thread may use it.
@@ -26,9 +29,17 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub(super) fn record(stream: &Stream) -> Result<Self, CudaError> {
+        Self::record_with(stream, TIMED)
+    }
+
+    pub(super) fn record_untimed(stream: &Stream) -> Result<Self, CudaError> {
+        Self::record_with(stream, UNTIMED)
+    }
+
+    fn record_with(stream: &Stream, flags: u32) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
-        // SAFETY: a context is current, and the driver writes one handle. Flags 0: with time.
-        stream.call("creating an event", |entries| unsafe { (entries.cuEventCreate)(&mut handle, 0) })?;
+        // SAFETY: a context is current, and the driver writes one handle.
+        stream.call("creating an event", |entries| unsafe { (entries.cuEventCreate)(&mut handle, flags) })?;
         // From here on a failure drops the event, which destroys it.
         let event = Self { handle, stream: stream.clone() };
         stream.call("recording an event", |entries| {

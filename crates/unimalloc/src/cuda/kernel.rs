@@ -222,16 +222,11 @@ impl Kernel {
         Ok(block)
     }
 
-    /// Queues the kernel on a stream of its device. Size and shape are checked against the device's limits, and the
-    /// arguments against the parameters where they are known.
-    ///
-    /// On a device without concurrent managed access no managed memory may be touched by the CPU until the stream was
-    /// waited for.
+    /// Checks and queues a launch. [`launch`](Self::launch) marks the blocks first.
     ///
     /// # Safety
-    /// The arguments are what the kernel expects; the memory they lead to is valid for the device, and stays so until
-    /// the stream has run the kernel; and the kernel stays within it.
-    pub unsafe fn launch(
+    /// As [`launch`](Self::launch).
+    pub(crate) unsafe fn enqueue(
         &self,
         config: &LaunchConfig,
         stream: &Stream,

@@ -22,7 +22,7 @@ pub use module::{CompileOptions, Module};
 pub use stream::{Hint, PrefetchTo, Stream};
 
 pub(crate) use device::Device;
-pub(crate) use stream::{device_location, host_location, CPU};
+pub(crate) use stream::{device_location, host_location, WeakStream, CPU};
 
 /// All devices, by index. Makes each one's primary context, because only that tells what is free.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {

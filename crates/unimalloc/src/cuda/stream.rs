@@ -3,8 +3,8 @@
 use std::ffi::c_uint;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUmemLocation, CUmemLocationType, CUstream};
 
@@ -53,6 +53,17 @@ struct Inner {
     context: CUcontext,
     handle: CUstream,
     owned: bool,
+    /// Blocks may be marked with it.
+    marked: AtomicBool,
+}
+
+/// A stream that may be gone.
+pub(crate) struct WeakStream(Weak<Inner>);
+
+impl WeakStream {
+    pub(crate) fn upgrade(&self) -> Option<Stream> {
+        self.0.upgrade().map(|inner| Stream { inner })
+    }
 }
 
 // SAFETY: a stream's handle and its context may be used from any thread, also by several at once; the driver locks.
@@ -76,7 +87,16 @@ impl Stream {
         device.call("creating a stream", |entries| unsafe {
             (entries.cuStreamCreate)(&mut handle, NON_BLOCKING)
         })?;
-        Ok(Self { inner: Arc::new(Inner { id: next_id(), device, context, handle, owned: true }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                id: next_id(),
+                device,
+                context,
+                handle,
+                owned: true,
+                marked: AtomicBool::new(false),
+            }),
+        })
     }
 
     /// The stream that launches without one use: a stream of its own per device, which does not wait for the legacy
@@ -99,7 +119,14 @@ impl Stream {
                 device.context(driver).map_err(|code| CudaError::driver(code, "making a context"))?;
             let handle = ptr::without_provenance_mut(handle as usize);
             return Ok(Self {
-                inner: Arc::new(Inner { id: next_id(), device, context, handle, owned: false }),
+                inner: Arc::new(Inner {
+                    id: next_id(),
+                    device,
+                    context,
+                    handle,
+                    owned: false,
+                    marked: AtomicBool::new(false),
+                }),
             });
         }
         let foreign = "looking at a foreign stream";
@@ -132,7 +159,16 @@ impl Stream {
             driver.devices.iter().find(|device| device.raw() == raw).ok_or_else(|| {
                 CudaError::invalid("the stream belongs to no device that this process can see")
             })?;
-        Ok(Self { inner: Arc::new(Inner { id: next_id(), device, context, handle, owned: false }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                id: next_id(),
+                device,
+                context,
+                handle,
+                owned: false,
+                marked: AtomicBool::new(false),
+            }),
+        })
     }
 
     /// A number that no other stream of this process has had, even where the driver uses a handle again.
@@ -195,7 +231,12 @@ impl Stream {
     ///
     /// # Safety
     /// The range lies in one live managed allocation.
-    pub unsafe fn prefetch(&self, ptr: *const u8, len: usize, to: PrefetchTo) -> Result<Hint, CudaError> {
+    pub(crate) unsafe fn enqueue_prefetch(
+        &self,
+        ptr: *const u8,
+        len: usize,
+        to: PrefetchTo,
+    ) -> Result<Hint, CudaError> {
         let driver = driver::require()?;
         if let Some(hint) = self.prefetch_applies(driver, len, to) {
             return Ok(hint);
@@ -242,14 +283,19 @@ impl Stream {
             }
         }
         // SAFETY: the caller's range.
-        unsafe { self.prefetch(ptr, len, to) }
+        unsafe { self.enqueue_prefetch(ptr, len, to) }
     }
 
     /// Copies bytes by the device's copy engine, in the stream's order.
     ///
     /// # Safety
     /// Both ranges are valid for the device and stay so, untouched by others, until the stream has done it.
-    pub unsafe fn copy(&self, to: *mut u8, from: *const u8, len: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn enqueue_copy(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), CudaError> {
         if len == 0 {
             return Ok(());
         }
@@ -262,7 +308,7 @@ impl Stream {
     ///
     /// # Safety
     /// The range is valid for the device and stays so, untouched by others, until the stream has done it.
-    pub unsafe fn fill(&self, ptr: *mut u8, byte: u8, len: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn enqueue_fill(&self, ptr: *mut u8, byte: u8, len: usize) -> Result<(), CudaError> {
         if len == 0 {
             return Ok(());
         }
@@ -306,12 +352,31 @@ impl Stream {
         }
     }
 
-    pub(crate) fn raw(&self) -> CUstream {
-        self.inner.handle
+    /// An event for ordering alone, cheaper than one with time.
+    pub(crate) fn record_untimed(&self) -> Result<Event, CudaError> {
+        Event::record_untimed(self)
     }
 
-    pub(crate) fn device_ref(&self) -> &'static Device {
-        self.inner.device
+    /// Whether it was made here, and so is ours to destroy.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.inner.owned
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStream {
+        WeakStream(Arc::downgrade(&self.inner))
+    }
+
+    /// Whether this is the only handle.
+    pub(crate) fn is_last(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1
+    }
+
+    pub(crate) fn note_marked(&self) {
+        self.inner.marked.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn raw(&self) -> CUstream {
+        self.inner.handle
     }
 
     pub(crate) fn context(&self) -> CUcontext {
@@ -354,10 +419,21 @@ pub(crate) fn host_location() -> CUmemLocation {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let Some(driver) = driver::running() else { return };
         if !self.owned {
+            if self.marked.load(Ordering::Relaxed) {
+                // The one call upwards: what waits for this stream cannot ask it later.
+                crate::stream::farewell(self.id, || match Entered::into(driver, self.context) {
+                    Ok(_entered) => {
+                        // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
+                        let code = unsafe { (driver.entries.cuStreamSynchronize)(self.handle) };
+                        device::check(code).map_err(|code| CudaError::driver(code, "waiting for a stream"))
+                    }
+                    Err(code) => Err(CudaError::driver(code, "waiting for a stream")),
+                });
+            }
             return;
         }
-        let Some(driver) = driver::running() else { return };
         if let Ok(_entered) = Entered::into(driver, self.context) {
             // SAFETY: made by `Stream::new`, and this was its last handle. The driver lets queued work complete.
             unsafe { (driver.entries.cuStreamDestroy_v2)(self.handle) };

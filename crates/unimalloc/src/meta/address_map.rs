@@ -53,6 +53,20 @@ impl<T: Sync> AddressMap<T> {
         }
     }
 
+    /// Calls `each` with the number of every mapped granule; for checks.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, &'static T)) {
+        for (at, leaf) in self.root.iter().enumerate() {
+            // SAFETY: as in `get`.
+            let Some(leaf) = (unsafe { leaf.load(Ordering::Acquire).as_ref() }) else { continue };
+            for (within, entry) in leaf.0.iter().enumerate() {
+                // SAFETY: as in `get`.
+                if let Some(value) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
+                    each((at << LEAF_BITS) + within, value);
+                }
+            }
+        }
+    }
+
     /// Whether every address of the range can be mapped.
     pub(crate) fn covers(address: usize, bytes: usize) -> bool {
         address.checked_add(bytes).is_some_and(|end| end <= 1 << ADDRESS_BITS)

@@ -8,5 +8,6 @@ mod codec;
 pub(crate) mod descriptor;
 pub(crate) mod geometry;
 pub(crate) mod inbox;
+pub(crate) mod marks;
 pub(crate) mod slot;
 pub(crate) mod span;

@@ -29,3 +29,9 @@ pub(crate) const MARKED: u16 = 0x02;
 pub(crate) const fn is_live(word: u16) -> bool {
     word & STATE == LIVE
 }
+
+/// Whether a word says that the block is live or pending: not free yet.
+#[inline(always)]
+pub(crate) const fn can_be_freed(word: u16) -> bool {
+    is_live(word) || word == PENDING
+}

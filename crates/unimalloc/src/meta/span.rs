@@ -14,13 +14,17 @@
 //! ```text
 //! ACTIVE --owner parks it--> FULL --first remote free--> TOLD --owner--> ACTIVE
 //! ACTIVE --thread exit--> ORPHAN --adopter or freeing thread claims--> ACTIVE
+//! ACTIVE --free list does not verify--> LOST
 //! ```
+
+mod recount;
 
 use std::ptr;
 
 use super::codec::Coded;
 use super::geometry::{reciprocal, GRANULE};
 use super::inbox::Inbox;
+use super::marks::MarkTable;
 use super::slot;
 use crate::error::FreeError;
 use crate::random::Random;
@@ -36,6 +40,8 @@ pub(crate) const FULL: u8 = 1;
 pub(crate) const TOLD: u8 = 2;
 /// Its thread ended; whoever moves it to `ACTIVE` is its keeper.
 pub(crate) const ORPHAN: u8 = 3;
+/// Its free list does not verify: nobody allocates from it again. Its live blocks can be freed.
+pub(crate) const LOST: u8 = 4;
 
 /// `bin` of a span with one block that no heap keeps: huge, or aligned beyond a granule.
 pub(crate) const DEDICATED: u16 = u16::MAX;
@@ -82,6 +88,8 @@ pub(crate) struct Span {
     /// For a span that is not cut from a segment: the region as the backend returned it.
     pub(crate) region: AtomicUsize,
     pub(crate) region_bytes: AtomicUsize,
+    /// Streams by block, made at the first launch that uses a block here. Stays with the descriptor.
+    marks: AtomicPtr<MarkTable>,
 }
 
 /// A span's shape, constant while it is mapped.
@@ -145,6 +153,7 @@ impl Span {
             prev: AtomicPtr::new(ptr::null_mut()),
             region: AtomicUsize::new(0),
             region_bytes: AtomicUsize::new(0),
+            marks: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
@@ -158,6 +167,9 @@ impl Span {
         }
         for word in self.remote {
             word.store(0, Relaxed);
+        }
+        if let Some(marks) = self.marks() {
+            marks.clear();
         }
         self.owner.store(0, Relaxed);
         self.keeper.store(0, Relaxed);
@@ -356,6 +368,30 @@ impl Span {
         self.used.load(Relaxed) == 0
     }
 
+    // ---- marks ----
+
+    pub(crate) fn marks(&self) -> Option<&'static MarkTable> {
+        // SAFETY: null, or a leaked table that `marks_or_make` published with release.
+        unsafe { self.marks.load(Acquire).as_ref() }
+    }
+
+    pub(crate) fn marks_or_make(&self) -> &'static MarkTable {
+        if let Some(marks) = self.marks() {
+            return marks;
+        }
+        let fresh: *mut MarkTable = Box::into_raw(Box::new(MarkTable::new(self.slots.len())));
+        let published = match self.marks.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(winner) => {
+                // SAFETY: from `Box::into_raw` just now, and not published.
+                drop(unsafe { Box::from_raw(fresh) });
+                winner
+            }
+        };
+        // SAFETY: published once and never freed.
+        unsafe { &*published }
+    }
+
     // ---- list links: whoever owns the list that the span is on ----
 
     pub(crate) fn next(&self) -> Option<&'static Span> {
@@ -399,7 +435,7 @@ impl Span {
 
     // ---- remote frees ----
 
-    /// Frees a live block from a thread that does not keep the span. `word` is its slot word as it was checked.
+    /// Frees a live (or pending) block from a thread that does not keep the span. `word` is its slot word as it was checked.
     ///
     /// The word becomes REMOTE, which decides between racing double frees, and a bit tells the keeper where to look.
     /// The keeper accepts only bits whose word says REMOTE: one that raced with its own free is refused then.
@@ -407,7 +443,7 @@ impl Span {
         let (Some(slot), Some(bits)) = (self.slots.get(index), self.remote.get(index / 64)) else {
             return Err(FreeError::DoubleFree);
         };
-        if !slot::is_live(word) || slot.compare_exchange(word, slot::REMOTE, AcqRel, Relaxed).is_err() {
+        if !slot::can_be_freed(word) || slot.compare_exchange(word, slot::REMOTE, AcqRel, Relaxed).is_err() {
             return Err(FreeError::DoubleFree);
         }
         bits.fetch_or(1 << (index % 64), SeqCst);
@@ -431,6 +467,21 @@ impl Span {
 
     pub(crate) fn has_remote(&self) -> bool {
         self.remote.iter().any(|word| word.load(SeqCst) != 0)
+    }
+
+    /// Blocks that remote frees left here to be taken up.
+    pub(crate) fn remote_count(&self) -> usize {
+        let mut count = 0;
+        for (at, word) in self.remote.iter().enumerate() {
+            let mut bits = word.load(SeqCst);
+            while bits != 0 {
+                let index = at * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                count +=
+                    usize::from(self.slots.get(index).is_some_and(|word| word.load(Relaxed) == slot::REMOTE));
+            }
+        }
+        count
     }
 
     /// Takes all remote bits and hands the index of each block freed so to `freed`, which changes its word; returns how
@@ -476,6 +527,11 @@ impl Span {
     /// The keeper takes up a parked span again.
     pub(crate) fn unpark(&self) {
         self.state.swap(ACTIVE, AcqRel);
+    }
+
+    /// The keeper found the free list broken. No bit of the remote bitmap is taken up any more.
+    pub(crate) fn lose(&self) {
+        self.state.store(LOST, Release);
     }
 
     /// The keeper gives the span up. Afterwards anyone may claim it.

@@ -31,6 +31,8 @@ pub(super) struct Segment {
     position: u32,
     /// Orphaned spans in it.
     orphans: u32,
+    /// Where it is empty: the age of the pools when it became so.
+    since: usize,
 }
 
 /// A region as the backend returned it. Our part of it may start later, for alignment.
@@ -47,6 +49,20 @@ impl Segment {
 
     pub fn bytes(&self) -> usize {
         self.region.bytes
+    }
+
+    fn is_idle(&self, before: usize) -> bool {
+        self.is_empty() && (self.since < before || before == usize::MAX)
+    }
+
+    /// Whether the granule is free.
+    pub fn is_free(&self, granule: usize) -> bool {
+        self.runs.is_free(granule)
+    }
+
+    /// Orphaned spans in it.
+    pub fn orphans(&self) -> usize {
+        self.orphans as usize
     }
 }
 
@@ -66,6 +82,8 @@ pub(super) struct Directory {
     vacant_ids: Vec<u32>,
     /// Heads of doubly linked lists through the spans.
     orphans: BTreeMap<OrphanKey, &'static Span>,
+    /// Regions that could not be used and that the backend did not take back yet.
+    pub strays: Vec<Region>,
 }
 
 impl Directory {
@@ -76,6 +94,7 @@ impl Directory {
             segments: Vec::new(),
             vacant_ids: Vec::new(),
             orphans: BTreeMap::new(),
+            strays: Vec::new(),
         }
     }
 
@@ -111,7 +130,7 @@ impl Directory {
     }
 
     /// Adds a region whose usable part starts at `base`.
-    pub fn add_segment(&mut self, key: u32, region: Region, base: usize, granules: usize) -> Change {
+    pub fn add_segment(&mut self, key: u32, region: Region, base: usize, granules: usize, age: usize) -> Change {
         let runs = Runs::new(granules);
         let id = self.vacant_ids.pop().unwrap_or_else(|| {
             self.segments.push(None);
@@ -119,7 +138,7 @@ impl Directory {
         });
         let position = self.indexes[key as usize].insert(runs.longest(), id);
         self.segments[id as usize] =
-            Some(Segment { base, granules, region, key, runs, position, orphans: 0 });
+            Some(Segment { base, granules, region, key, runs, position, orphans: 0, since: age });
         Change { empty_segments: 1, empty_bytes: region.bytes as isize, ..Change::default() }
     }
 
@@ -141,11 +160,12 @@ impl Directory {
     }
 
     /// Gives a run back.
-    pub fn put_run(&mut self, id: u32, address: usize, count: usize) -> Change {
+    pub fn put_run(&mut self, id: u32, address: usize, count: usize, age: usize) -> Change {
         let mut change = Change::default();
         self.reindex(id, |segment| {
             segment.runs.put((address - segment.base) / GRANULE, count);
             if segment.is_empty() {
+                segment.since = age;
                 change.empty_segments += 1;
                 change.empty_bytes += segment.bytes() as isize;
             }
@@ -153,12 +173,11 @@ impl Directory {
         change
     }
 
-    /// Takes out an empty segment of at least `least` bytes, so that it can be given back.
-    pub fn remove_empty(&mut self, least: usize) -> Option<(Segment, Change)> {
-        let id = self
-            .segments
-            .iter()
-            .position(|segment| segment.as_ref().is_some_and(|s| s.is_empty() && s.bytes() >= least))?;
+    /// Takes out the largest segment that has been empty since before `before`, so that it can be given back.
+    pub fn remove_empty(&mut self, before: usize) -> Option<(Segment, Change)> {
+        let idle = |segment: &Segment| segment.is_idle(before).then(|| segment.bytes());
+        let sizes = self.segments.iter().enumerate();
+        let (_, id) = sizes.filter_map(|(id, segment)| Some((idle(segment.as_ref()?)?, id))).max()?;
         self.unindex(id as u32);
         let segment = self.segments[id].take()?;
         self.vacant_ids.push(id as u32);
@@ -169,7 +188,22 @@ impl Directory {
 
     /// Puts back a segment that the backend refused to take.
     pub fn restore(&mut self, segment: Segment) -> Change {
-        self.add_segment(segment.key, segment.region, segment.base, segment.granules)
+        self.add_segment(segment.key, segment.region, segment.base, segment.granules, segment.since)
+    }
+
+    /// All segments; for checks.
+    pub fn segments(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        (0..).zip(&self.segments).filter_map(|(id, segment)| Some((id, segment.as_ref()?)))
+    }
+
+    /// All listed orphans; for checks.
+    pub fn orphans(&self) -> Vec<&'static Span> {
+        self.orphans.values().flat_map(|head| std::iter::successors(Some(*head), |span| span.next())).collect()
+    }
+
+    /// Bytes of the segments that have been empty since before `before`.
+    pub fn idle_bytes(&self, before: usize) -> usize {
+        self.segments.iter().flatten().filter(|segment| segment.is_idle(before)).map(Segment::bytes).sum()
     }
 
     /// Bytes of free granules, and of the longest free run.

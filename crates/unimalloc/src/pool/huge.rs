@@ -1,11 +1,10 @@
 //! Huge blocks that are free but not given back: best fit, by device and placement.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 use crate::meta::span::Span;
 use crate::placement::Place;
-use crate::sync::{lock, AtomicUsize, Ordering};
+use crate::sync::{const_fn, lock, AtomicUsize, Mutex, Ordering};
 
 /// A free huge block is used again only for a request of at least 7/8 of its size: waste stays within 12.5 %.
 fn largest_for(size: usize) -> usize {
@@ -13,7 +12,14 @@ fn largest_for(size: usize) -> usize {
 }
 
 /// By size and address: the first entry at or above a size is the best fit, in logarithmic time.
-type BySize = BTreeMap<(usize, usize), &'static Span>;
+type BySize = BTreeMap<(usize, usize), Cached>;
+
+#[derive(Clone, Copy)]
+struct Cached {
+    span: &'static Span,
+    /// The [age](super::BackendPools) at which it was put here.
+    since: usize,
+}
 
 /// Cached huge blocks of one backend. The numbers are live.
 pub struct GlobalHugePool {
@@ -23,8 +29,10 @@ pub struct GlobalHugePool {
 }
 
 impl GlobalHugePool {
-    pub(super) const fn new() -> Self {
-        Self { places: Mutex::new(BTreeMap::new()), len: AtomicUsize::new(0), bytes: AtomicUsize::new(0) }
+    const_fn! {
+        pub(super) fn new() -> Self {
+            Self { places: Mutex::new(BTreeMap::new()), len: AtomicUsize::new(0), bytes: AtomicUsize::new(0) }
+        }
     }
 
     /// Cached blocks.
@@ -42,17 +50,19 @@ impl GlobalHugePool {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) fn put(&self, place: Place, span: &'static Span) {
+    pub(super) fn put(&self, place: Place, span: &'static Span, age: usize) {
         let mut places = lock(&self.places);
-        places.entry(place).or_default().insert((span.block(), span.base()), span);
+        let cached = Cached { span, since: age };
+        places.entry(place).or_default().insert((span.block(), span.base()), cached);
         self.len.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(span.block(), Ordering::Relaxed);
     }
 
-    fn taken(&self, span: &'static Span) -> &'static Span {
+    fn remove(&self, blocks: &mut BySize, key: (usize, usize)) -> Option<&'static Span> {
+        let cached = blocks.remove(&key)?;
         self.len.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(span.block(), Ordering::Relaxed);
-        span
+        self.bytes.fetch_sub(cached.span.block(), Ordering::Relaxed);
+        Some(cached.span)
     }
 
     /// The smallest block of at least `size` bytes that wastes no more than 12.5 %.
@@ -60,15 +70,25 @@ impl GlobalHugePool {
         let mut places = lock(&self.places);
         let blocks = places.get_mut(&place)?;
         let (&key, _) = blocks.range((size, 0)..=(largest_for(size), usize::MAX)).next()?;
-        blocks.remove(&key).map(|span| self.taken(span))
+        self.remove(blocks, key)
     }
 
-    /// The largest block of at least `least` bytes, if any.
-    pub(super) fn take_largest(&self, least: usize) -> Option<&'static Span> {
+    /// The largest block of at least `least` bytes that has been here since before `before`, if any.
+    pub(super) fn take_largest(&self, least: usize, before: usize) -> Option<&'static Span> {
         let mut places = lock(&self.places);
-        let blocks = places.values_mut().max_by_key(|blocks| blocks.keys().next_back().copied())?;
-        let (&key, _) = blocks.range((least, 0)..).next_back()?;
-        blocks.remove(&key).map(|span| self.taken(span))
+        let idle = |blocks: &BySize| {
+            blocks.range((least, 0)..).rev().find(|(_, cached)| cached.since < before).map(|(key, _)| *key)
+        };
+        let (key, place) = places.iter().filter_map(|(place, blocks)| Some((idle(blocks)?, *place))).max()?;
+        let blocks = places.get_mut(&place)?;
+        self.remove(blocks, key)
+    }
+
+    /// Bytes of the blocks that have been here since before `before`.
+    pub(super) fn idle_bytes(&self, before: usize) -> usize {
+        let places = lock(&self.places);
+        let idle = places.values().flat_map(BTreeMap::values).filter(|cached| cached.since < before);
+        idle.map(|cached| cached.span.block()).sum()
     }
 
     /// Size of the largest block.
@@ -80,5 +100,10 @@ impl GlobalHugePool {
             .map(|(size, _)| *size)
             .max()
             .unwrap_or(0)
+    }
+
+    /// The blocks that are cached now; for checks.
+    pub(super) fn all(&self) -> Vec<&'static Span> {
+        lock(&self.places).values().flat_map(|blocks| blocks.values().map(|cached| cached.span)).collect()
     }
 }

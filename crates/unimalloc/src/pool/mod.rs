@@ -3,22 +3,26 @@
 //! [`BackendPools`] is one static bundle per backend type. Spans are cut from segments under one lock, which is held for
 //! a few hundred nanoseconds and never across a call of the backend. Huge blocks have a pool of their own.
 
+mod audit;
 mod directory;
 mod huge;
+mod reclaim;
 mod runs;
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use crate::backend::{BackendOps, MemoryBackend};
-use crate::error::{last_error, set_last_error, AllocError, FreeError};
+use crate::error::{reason_of, set_last_error, AllocError, FreeError};
 use crate::meta::address_map::AddressMap;
 use crate::meta::geometry::{class_size, round_up, span_bytes, GRANULE, MAX_ALIGN};
 use crate::meta::span::{Shape, Span, DEDICATED, NO_SEGMENT};
-use crate::meta::{descriptor, slot};
+use crate::meta::descriptor::Descriptors;
+use crate::meta::slot;
 use crate::placement::Place;
 use crate::policy::Policy;
-use crate::sync::{lock, AtomicUsize, Ordering};
+use crate::sync::{const_fn, lock, AtomicUsize, Mutex, Ordering};
 
+pub use audit::Audit;
 pub(crate) use directory::PoolKey;
 use directory::{Change, Directory, Region};
 pub use huge::GlobalHugePool;
@@ -41,8 +45,10 @@ pub struct GlobalSegmentPool {
 }
 
 impl GlobalSegmentPool {
-    const fn new() -> Self {
-        Self { len: AtomicUsize::new(0), bytes: AtomicUsize::new(0) }
+    const_fn! {
+        fn new() -> Self {
+            Self { len: AtomicUsize::new(0), bytes: AtomicUsize::new(0) }
+        }
     }
 
     /// Segments in the pool.
@@ -66,6 +72,15 @@ impl GlobalSegmentPool {
     }
 }
 
+/// How hard to look for blocks that became free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// Take up what has passed; do not wait.
+    Look,
+    /// Wait for the device where blocks are pending.
+    Wait,
+}
+
 /// The pools of one backend type. All threads share them.
 pub struct BackendPools {
     /// Segments that hold no live block: cached, ready for use.
@@ -75,11 +90,20 @@ pub struct BackendPools {
     /// Cached huge blocks.
     pub huge: GlobalHugePool,
     directory: Mutex<Directory>,
+    descriptors: Descriptors,
     /// What free granules of our segments map to.
     vacant: OnceLock<&'static Span>,
     reserved: AtomicUsize,
+    /// Free memory above this many bytes is given back.
+    retained: AtomicUsize,
+    /// Counts calls of `decay`: what was put away at an earlier age has been idle since.
+    age: AtomicUsize,
     refused_remote: AtomicUsize,
     corruptions: AtomicUsize,
+    /// Takes up pending frees; set by the stream layer when there may be some.
+    reclaim: OnceLock<fn(Urgency) -> bool>,
+    /// Bytes of the segments that are asked for at present; 0 before the first look.
+    segment_bytes: AtomicUsize,
 }
 
 impl Default for BackendPools {
@@ -89,17 +113,24 @@ impl Default for BackendPools {
 }
 
 impl BackendPools {
-    /// Empty pools. Make one static per backend type; [`backend_pools!`](crate::backend_pools) does.
-    pub const fn new() -> Self {
-        Self {
-            segment: GlobalSegmentPool::new(),
-            orphan: GlobalSegmentPool::new(),
-            huge: GlobalHugePool::new(),
-            directory: Mutex::new(Directory::new()),
-            vacant: OnceLock::new(),
-            reserved: AtomicUsize::new(0),
-            refused_remote: AtomicUsize::new(0),
-            corruptions: AtomicUsize::new(0),
+    const_fn! {
+        /// Empty pools. Make one static per backend type; [`backend_pools!`](crate::backend_pools) does.
+        pub fn new() -> Self {
+            Self {
+                segment: GlobalSegmentPool::new(),
+                orphan: GlobalSegmentPool::new(),
+                huge: GlobalHugePool::new(),
+                directory: Mutex::new(Directory::new()),
+                descriptors: Descriptors::new(),
+                vacant: OnceLock::new(),
+                reserved: AtomicUsize::new(0),
+                retained: AtomicUsize::new(usize::MAX),
+                age: AtomicUsize::new(0),
+                refused_remote: AtomicUsize::new(0),
+                corruptions: AtomicUsize::new(0),
+                reclaim: OnceLock::new(),
+                segment_bytes: AtomicUsize::new(0),
+            }
         }
     }
 
@@ -121,6 +152,10 @@ impl BackendPools {
 
     pub(crate) fn report_corruption(&self) {
         self.corruptions.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn set_reclaim(&self, reclaim: fn(Urgency) -> bool) {
+        self.reclaim.get_or_init(|| reclaim);
     }
 
     fn apply(&self, change: Change) {
@@ -191,7 +226,7 @@ impl Home {
 
     fn vacant(self) -> &'static Span {
         self.pools.vacant.get_or_init(|| {
-            let span = descriptor::take(1);
+            let span = self.pools.descriptors.take(1);
             span.shape(Shape {
                 base: 0,
                 granules: 0,
@@ -209,58 +244,87 @@ impl Home {
         })
     }
 
+    /// Takes up frees that waited for the GPU; answers whether there were any.
+    pub(crate) fn reclaim(self, urgency: Urgency) -> bool {
+        self.pools.reclaim.get().is_some_and(|reclaim| reclaim(urgency))
+    }
+
+    /// Bytes of a segment, as of the last growth: looking may cost a driver call.
+    fn segment_bytes(self) -> usize {
+        match self.pools.segment_bytes.load(Relaxed) {
+            0 => self.look_at_segment_bytes(),
+            bytes => bytes,
+        }
+    }
+
+    fn look_at_segment_bytes(self) -> usize {
+        let bytes = (self.ops.segment_bytes)();
+        self.pools.segment_bytes.store(bytes, Relaxed);
+        bytes
+    }
+
     // ---- regions: what the backend gives and takes ----
 
     /// A region whose base is aligned to 2 MiB. Null from the backend is tried again once after cached memory was
     /// given back, as much as is needed.
     fn obtain(self, bytes: usize, place: Place) -> Option<(Region, usize)> {
-        self.try_obtain(bytes, place).or_else(|| {
-            if !matches!(
-                last_error(),
-                Some(
-                    AllocError::Budget
-                        | AllocError::OutOfMemory
-                        | AllocError::RegistryFull
-                        | AllocError::Driver(2)
-                )
-            ) {
-                return None;
+        let short = |error| {
+            matches!(
+                error,
+                AllocError::Budget
+                    | AllocError::OutOfMemory
+                    | AllocError::RegistryFull
+                    | AllocError::Driver(2)
+            )
+        };
+        let obtained = self.try_obtain(bytes, place).or_else(|error| {
+            if !short(error) {
+                return Err(error);
             }
-            if self.release_cached(bytes) == 0 {
-                return None;
+            let reclaimed = self.reclaim(Urgency::Wait);
+            if self.release_cached(bytes) == 0 && !reclaimed {
+                return Err(error);
             }
             self.try_obtain(bytes, place)
+        });
+        obtained.map_err(set_last_error).ok()
+    }
+
+    /// Asks the backend. The reason is the one it gives, or `OutOfMemory` where it gives none.
+    fn ask(self, bytes: usize, place: Place) -> Result<Region, AllocError> {
+        reason_of(|| {
+            // SAFETY: `bytes` is a multiple of 2 MiB; the region is ours until `give_back`.
+            let address = unsafe { (self.ops.allocate_at)(bytes, place) } as usize;
+            (address != 0).then_some(Region { address, bytes })
         })
+        .map_err(|reason| reason.unwrap_or(AllocError::OutOfMemory))
     }
 
-    fn try_obtain(self, bytes: usize, place: Place) -> Option<(Region, usize)> {
-        // SAFETY: `bytes` is a multiple of 2 MiB; the region is ours until `release` gives it back.
-        let exact = unsafe { (self.ops.allocate_at)(bytes, place) } as usize;
-        if exact == 0 {
-            return None;
+    fn try_obtain(self, bytes: usize, place: Place) -> Result<(Region, usize), AllocError> {
+        let mut region = self.ask(bytes, place)?;
+        if region.address % MAX_ALIGN != 0 {
+            self.decline(region);
+            region = self.ask(bytes.checked_add(MAX_ALIGN).ok_or(AllocError::InvalidSize)?, place)?;
         }
-        let region = Region { address: exact, bytes };
-        if exact % MAX_ALIGN == 0 {
-            return self.accept(region, exact, bytes);
+        let base = region.address.checked_next_multiple_of(MAX_ALIGN);
+        match base.filter(|&base| AddressMap::<Span>::covers(base, bytes)) {
+            Some(base) => {
+                self.pools.reserved.fetch_add(region.bytes, Relaxed);
+                Ok((region, base))
+            }
+            None => {
+                self.decline(region);
+                Err(AllocError::Unsupported)
+            }
         }
-        self.give_back(region);
-        let bytes_with_slack = bytes.checked_add(MAX_ALIGN)?;
-        // SAFETY: as above.
-        let address = unsafe { (self.ops.allocate_at)(bytes_with_slack, place) } as usize;
-        if address == 0 {
-            return None;
-        }
-        self.accept(Region { address, bytes: bytes_with_slack }, address.next_multiple_of(MAX_ALIGN), bytes)
     }
 
-    fn accept(self, region: Region, base: usize, bytes: usize) -> Option<(Region, usize)> {
-        if !AddressMap::<Span>::covers(base, bytes) {
-            self.give_back(region);
-            set_last_error(AllocError::Unsupported);
-            return None;
+    /// Gives back a region that cannot be used. Where the backend does not take it now, it is kept for another try.
+    fn decline(self, region: Region) {
+        if !self.give_back(region) {
+            self.pools.reserved.fetch_add(region.bytes, Relaxed);
+            lock(&self.pools.directory).strays.push(region);
         }
-        self.pools.reserved.fetch_add(region.bytes, Relaxed);
-        Some((region, base))
     }
 
     fn give_back(self, region: Region) -> bool {
@@ -268,29 +332,20 @@ impl Home {
         unsafe { (self.ops.deallocate)(region.address as *mut u8, region.bytes) }
     }
 
-    fn release(self, region: Region) -> bool {
-        let released = self.give_back(region);
-        if released {
-            self.pools.reserved.fetch_sub(region.bytes, Relaxed);
-        }
-        released
-    }
-
     // ---- spans ----
 
     /// A span for a class, cut from a segment. `None` with the reason in `last_error`.
     pub(crate) fn take_span(self, request: SpanRequest) -> Option<&'static Span> {
         let block = class_size(usize::from(request.class));
-        let segment_bytes = (self.ops.segment_bytes)();
-        let bytes = span_bytes(usize::from(request.class), segment_bytes)?;
-        let (segment, base) = self.take_run(request.key, bytes / GRANULE, 1, segment_bytes)?;
+        let bytes = span_bytes(usize::from(request.class), self.segment_bytes())?;
+        let (segment, base) = self.take_run(request.key, bytes / GRANULE, 1)?;
         let capacity = bytes / block;
         Some(self.make_span(request, segment, base, bytes / GRANULE, block, capacity))
     }
 
     /// Whether blocks of a class are cut from segments at present.
     pub(crate) fn fits_segment(self, class: usize) -> bool {
-        span_bytes(class, (self.ops.segment_bytes)()).is_some()
+        span_bytes(class, self.segment_bytes()).is_some()
     }
 
     fn make_span(
@@ -304,7 +359,7 @@ impl Home {
     ) -> &'static Span {
         // A single block has no free list to encode.
         let coded = capacity > 1 && Policy::from_lane(request.lane).encoded();
-        let span = descriptor::take(capacity << u32::from(coded));
+        let span = self.pools.descriptors.take(capacity << u32::from(coded));
         span.shape(Shape {
             base,
             granules,
@@ -322,8 +377,7 @@ impl Home {
         span
     }
 
-    fn take_run(self, key: u32, granules: usize, align: usize, segment_bytes: usize) -> Option<(u32, usize)> {
-        let mut segment_bytes = segment_bytes;
+    fn take_run(self, key: u32, granules: usize, align: usize) -> Option<(u32, usize)> {
         loop {
             let place = {
                 let mut directory = lock(&self.pools.directory);
@@ -333,6 +387,9 @@ impl Home {
                 }
                 directory.key_at(key).place
             };
+            // What this run was planned by may have shrunk since: it must still fit.
+            let least = ((granules + align - 1) * GRANULE).next_power_of_two();
+            let mut segment_bytes = self.look_at_segment_bytes().max(least);
             // Another thread may take the new segment's granules first; then we ask for one more.
             let obtained = loop {
                 if let Some(obtained) = self.obtain(segment_bytes, place) {
@@ -346,7 +403,8 @@ impl Home {
             };
             let (region, base) = obtained;
             MAP.set(base, segment_bytes / GRANULE, Some(self.vacant()));
-            let change = lock(&self.pools.directory).add_segment(key, region, base, segment_bytes / GRANULE);
+            let (granules, age) = (segment_bytes / GRANULE, self.age());
+            let change = lock(&self.pools.directory).add_segment(key, region, base, granules, age);
             self.pools.apply(change);
         }
     }
@@ -357,8 +415,8 @@ impl Home {
         let (base, granules) = (span.base(), span.granules());
         MAP.set(base, granules, Some(self.vacant()));
         let segment = span.segment.load(Relaxed);
-        descriptor::recycle(span);
-        let change = lock(&self.pools.directory).put_run(segment, base, granules);
+        self.pools.descriptors.recycle(span);
+        let change = lock(&self.pools.directory).put_run(segment, base, granules, self.age());
         self.pools.apply(change);
     }
 
@@ -391,16 +449,25 @@ impl Home {
     }
 
     /// Drains a claimed span and retires or lists it again. False if remote frees came in after that.
+    ///
+    /// In an encoded span the remote frees stay until all its blocks are free: its next keeper quarantines them.
     fn drain_claimed(self, span: &'static Span) -> bool {
-        let refused = span.drain(|index| span.push(index));
-        self.pools.report_late_double_frees(refused);
+        let used = usize::from(span.used.load(Relaxed));
+        if !span.is_coded() || span.remote_count() >= used {
+            let refused = span.drain(|index| span.push(index));
+            self.pools.report_late_double_frees(refused);
+        }
         if span.is_empty() {
             self.retire(span);
             return true;
         }
         let change = lock(&self.pools.directory).add_orphan(span);
         self.pools.apply(change);
-        !span.has_remote()
+        if span.is_coded() {
+            span.remote_count() < used
+        } else {
+            !span.has_remote()
+        }
     }
 
     // ---- dedicated blocks: huge, or aligned beyond a granule ----
@@ -415,11 +482,12 @@ impl Home {
     ) -> Option<(&'static Span, bool)> {
         let number = self.key(key);
         let request = SpanRequest { key: number, class: u16::MAX, lane, group: 0 };
-        let segment_bytes = (self.ops.segment_bytes)();
         let cut = round_up(size.max(1), GRANULE)?;
-        if align > GRANULE && cut <= segment_bytes / 4 {
+        // Cut from a segment where even a segment's worth of free granules is sure to hold an aligned run.
+        let segment_bytes = self.segment_bytes();
+        if align > GRANULE && cut <= segment_bytes / 4 && cut + align - GRANULE <= segment_bytes {
             let align = align / GRANULE;
-            let (segment, base) = self.take_run(number, cut / GRANULE, align, segment_bytes)?;
+            let (segment, base) = self.take_run(number, cut / GRANULE, align)?;
             let span = self.make_span(request, segment, base, cut / GRANULE, cut, 1);
             span.slots()[0].store(slot::LIVE, Ordering::Release);
             return Some((span, false));
@@ -428,7 +496,10 @@ impl Home {
             set_last_error(AllocError::InvalidSize);
             return None;
         };
-        if let Some(span) = self.pools.huge.take(key.place, bytes) {
+        let cached = self.pools.huge.take(key.place, bytes).or_else(|| {
+            self.reclaim(Urgency::Look).then(|| self.pools.huge.take(key.place, bytes)).flatten()
+        });
+        if let Some(span) = cached {
             span.lane.store(lane, Relaxed);
             span.slots()[0].store(slot::LIVE, Ordering::Release);
             return Some((span, false));
@@ -441,100 +512,23 @@ impl Home {
         Some((span, self.ops.zeroed_on_allocate))
     }
 
-    /// Frees a dedicated block; any thread may. `flags` are those the live word may carry.
+    /// Frees a dedicated block; any thread may. `word` is its slot word as it was checked: live or pending.
     pub(crate) fn free_dedicated(self, span: &'static Span, word: u16) -> Result<(), FreeError> {
-        if !slot::is_live(word)
+        if !slot::can_be_freed(word)
             || span.slots()[0].compare_exchange(word, slot::UNUSED, AcqRel, Relaxed).is_err()
         {
             return Err(FreeError::DoubleFree);
         }
         if span.segment.load(Relaxed) == NO_SEGMENT {
-            let place = lock(&self.pools.directory).key_at(span.key.load(Relaxed)).place;
-            self.pools.huge.put(place, span);
+            self.put_huge(span);
+            self.enforce_retention();
         } else {
             self.retire(span);
         }
         Ok(())
     }
 
-    /// Gives a cached huge block back to the backend; puts it back in the pool when that fails.
-    fn release_huge(self, span: &'static Span) -> usize {
-        let region = Region { address: span.region.load(Relaxed), bytes: span.region_bytes.load(Relaxed) };
-        MAP.set(span.base(), span.granules(), None);
-        if self.release(region) {
-            descriptor::recycle(span);
-            return region.bytes;
-        }
-        MAP.set(span.base(), span.granules(), Some(span));
-        let place = lock(&self.pools.directory).key_at(span.key.load(Relaxed)).place;
-        self.pools.huge.put(place, span);
-        0
-    }
-
-    // ---- giving memory back ----
-
-    /// Releases cached memory until at least `needed` bytes were given back or nothing is left; the largest first.
-    /// May wait for the device.
-    pub(crate) fn release_cached(self, needed: usize) -> usize {
-        self.collect_orphans();
-        let mut released = 0;
-        while released < needed {
-            let step = self.release_one();
-            if step == 0 {
-                break;
-            }
-            released += step;
-        }
-        released
-    }
-
-    /// Releases the largest cached huge block or, where none is larger, an empty segment.
-    fn release_one(self) -> usize {
-        let segment_bytes = (self.ops.segment_bytes)();
-        if let Some(span) = self.pools.huge.take_largest(segment_bytes) {
-            return self.release_huge(span);
-        }
-        let taken = lock(&self.pools.directory).remove_empty(0);
-        if let Some((segment, change)) = taken {
-            self.pools.apply(change);
-            MAP.set(segment.base, segment.granules, None);
-            if self.release(segment.region) {
-                return segment.region.bytes;
-            }
-            MAP.set(segment.base, segment.granules, Some(self.vacant()));
-            let change = lock(&self.pools.directory).restore(segment);
-            self.pools.apply(change);
-            return 0;
-        }
-        self.pools.huge.take_largest(0).map_or(0, |span| self.release_huge(span))
-    }
-
-    /// Takes up the remote frees of orphans, so that those without blocks become free memory.
-    fn collect_orphans(self) {
-        let (spans, changes) = lock(&self.pools.directory).claim_all_orphans();
-        for change in changes {
-            self.pools.apply(change);
-        }
-        for span in spans {
-            if !self.drain_claimed(span) {
-                self.visit_orphan(span);
-            }
-        }
-    }
-
-    /// Releases cached memory down to `keep` bytes.
-    pub(crate) fn trim(self, keep: usize) -> usize {
-        self.collect_orphans();
-        let mut released = 0;
-        while self.pools.segment.bytes() + self.pools.huge.bytes() > keep {
-            let step = self.release_one();
-            if step == 0 {
-                break;
-            }
-            released += step;
-        }
-        released
-    }
+    // ---- what there is ----
 
     /// Device and placement of a span's memory.
     pub(crate) fn place_of(self, span: &Span) -> Place {

@@ -24,6 +24,10 @@ impl Runs {
         usize::from(self.free)
     }
 
+    pub(super) fn is_free(&self, granule: usize) -> bool {
+        self.words[granule / 64] >> (granule % 64) & 1 == 1
+    }
+
     /// Length of the longest run.
     pub(super) fn longest(&self) -> usize {
         usize::from(self.longest)

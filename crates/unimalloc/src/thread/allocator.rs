@@ -39,14 +39,14 @@ pub(super) fn known_cell(identity: *const HeapCell) -> Option<Rc<HeapCell>> {
 
 impl HeapCell {
     pub(super) fn make(home: Home, encoded: bool) -> Rc<Self> {
-        fork::watch();
         let first = BinKey::of(if encoded { Policy::Hardened } else { Policy::Standard });
         let cell = Rc::new(Self {
             busy: Cell::new(false),
             encoded,
             home,
             registered_in: Cell::new(ptr::null()),
-            heap: UnsafeCell::new(Some(Heap::new(home, first))),
+            // In the child of a fork a lock that a heap needs may be held by a thread that is not there.
+            heap: UnsafeCell::new((!fork::forked()).then(|| Heap::new(home, first))),
         });
         // In a later destructor of a thread that is ending the list is gone; then nobody can register either.
         let _ = MADE.try_with(|made| made.borrow_mut().push(Rc::downgrade(&cell)));

@@ -13,14 +13,15 @@ use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
 use super::bin::{Bin, Cached};
+use crate::backend::fork;
 use crate::error::{last_error, AllocError};
 use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
 use crate::meta::inbox::Inbox;
 use crate::meta::slot;
 use crate::meta::span::{Span, TOLD};
-use crate::placement::Place;
+use crate::placement::{Place, Placement};
 use crate::policy::Policy;
-use crate::pool::{span_of, Home, PoolKey, SpanRequest};
+use crate::pool::{span_of, Home, PoolKey, SpanRequest, Urgency};
 use crate::sync::{AtomicU16, Ordering::Relaxed};
 
 /// What blocks must have in common to share a cache.
@@ -65,6 +66,9 @@ const LARGE_CACHE_BYTES: usize = 16 << 20;
 /// A heap keeps back this many bytes of freed blocks of encoded spans; blocks above a quarter of it are reused at once.
 const QUARANTINE_BYTES: usize = 1 << 20;
 
+/// Blocks below this share pages with others, so that the two sides would fight over them.
+const SMALL: usize = 64 << 10;
+
 fn next_id() -> NonZeroU64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -75,6 +79,7 @@ fn next_id() -> NonZeroU64 {
 impl Heap {
     /// `first` is the key whose bins the hot path uses.
     pub(crate) fn new(home: Home, first: BinKey) -> Self {
+        fork::watch();
         let mut heap = Self {
             id: next_id(),
             bins: Vec::new(),
@@ -190,6 +195,7 @@ impl Heap {
     /// is handed out again.
     fn quit(&mut self, at: usize, span: &'static Span) {
         self.bins[at].unlink(span);
+        span.lose();
         self.tenants[span.inbox_index() as usize] = None; // the index stays taken: messages for it go nowhere
         self.home.pools.report_corruption();
     }
@@ -212,12 +218,13 @@ impl Heap {
     /// Brings a span with free blocks into bin `at`; false with the reason in `last_error`.
     fn acquire(&mut self, at: usize) -> bool {
         let (key, number) = self.keys[at / CLASSES];
-        let request = SpanRequest {
-            key: number,
-            class: (at % CLASSES) as u16,
-            lane: key.policy as u8,
-            group: key.group,
+        let class = at % CLASSES;
+        let number = match class_size(class) {
+            size if size < SMALL && key.place.placement == Placement::Auto => self.small_auto(key, number),
+            _ => number,
         };
+        let request =
+            SpanRequest { key: number, class: class as u16, lane: key.policy as u8, group: key.group };
         while let Some(span) = self.home.adopt(request) {
             self.keep(at, span);
             self.drain(span);
@@ -225,6 +232,13 @@ impl Heap {
                 return true;
             }
             self.park(at, span);
+            if self.bins[at].partial.is_some() {
+                return true;
+            }
+        }
+        if self.home.reclaim(Urgency::Look) {
+            // Blocks came back through the spans' remote frees: full spans told us, the others hold them.
+            self.read_inbox();
             if self.bins[at].partial.is_some() {
                 return true;
             }
@@ -243,6 +257,17 @@ impl Heap {
         }
         self.keep(at, span);
         true
+    }
+
+    /// The pool for small blocks of a key without placement: the backend's choice.
+    fn small_auto(&self, key: BinKey, number: u32) -> u32 {
+        match self.home.ops.small_auto {
+            Placement::Auto => number,
+            placement => {
+                let place = Place { placement, ..key.place };
+                self.home.key(BinKey { place, ..key }.pool_key())
+            }
+        }
     }
 
     /// Becomes the keeper of a span and links it into bin `at`.
@@ -307,7 +332,8 @@ impl Heap {
     /// Frees a live block of a span that this heap keeps, in any lane; its contents were taken care of.
     pub(crate) fn free_kept(&mut self, span: &'static Span, index: u16) {
         if self.is_lost(span) {
-            return; // its free list is broken: the block is not handed out again
+            // Its free list is broken: the block is not handed out again, and a second free of it is noticed.
+            return span.set_state(index, slot::QUARANTINED);
         }
         let at = usize::from(span.bin());
         if span.is_coded() {
@@ -467,27 +493,6 @@ impl Heap {
                 self.has_room(at, span);
             }
         }
-    }
-
-    /// Bytes of free blocks in caches and spans.
-    pub(crate) fn cached_bytes(&self) -> usize {
-        self.tenants
-            .iter()
-            .flatten()
-            .map(|span| usize::from(span.capacity() - span.used.load(Relaxed)) * span.block())
-            .sum::<usize>()
-            + self.bins.iter().map(|bin| bin.cache.len() * class_size(usize::from(bin.class))).sum::<usize>()
-    }
-
-    /// Blocks handed out and not freed (remote frees count once drained), and their bytes; a walk, for checks.
-    pub(crate) fn live(&self) -> (usize, usize) {
-        let mut live = (0, 0);
-        for span in self.tenants.iter().flatten() {
-            let count = span.slots().iter().filter(|word| slot::is_live(word.load(Relaxed))).count();
-            live.0 += count;
-            live.1 += count * span.block();
-        }
-        live
     }
 }
 

@@ -28,6 +28,23 @@ pub struct Slots {
     /// Null until the first heap is made.
     state: Cell<*const State>,
     dead: Cell<bool>,
+    /// The slots of another backend on this thread, in the list that [`MADE`] begins.
+    next: Cell<*const Slots>,
+}
+
+thread_local! {
+    /// The slots of this thread whose state was made: the hot paths that a child of a fork must not take.
+    static MADE: Cell<*const Slots> = const { Cell::new(ptr::null()) };
+}
+
+/// Runs in the child of a fork, on the thread that forked: no heap may be used any more.
+fn cut_off() {
+    let mut at = MADE.with(Cell::get);
+    // SAFETY: the list holds slots of this thread, each once; they live until the thread ends.
+    while let Some(slots) = unsafe { at.as_ref() } {
+        slots.forbid();
+        at = slots.next.get();
+    }
 }
 
 #[derive(Default)]
@@ -56,6 +73,7 @@ impl Slots {
             fast: [const { Cell::new(ptr::null()) }; 2],
             state: Cell::new(ptr::null()),
             dead: Cell::new(false),
+            next: Cell::new(ptr::null()),
         }
     }
 
@@ -87,6 +105,9 @@ impl Slots {
                 return None;
             }
             self.state.set(Box::into_raw(Box::new(State::default())));
+            // Once per thread: a state is never made again after the teardown.
+            self.next.set(MADE.replace(self));
+            fork::cut_off_with(cut_off);
         }
         self.state()
     }
@@ -100,7 +121,7 @@ impl Slots {
     fn refresh(&self) {
         for encoded in [false, true] {
             let cell = match self.state() {
-                Some(state) if !state.guarded.get() => self.current(state, encoded),
+                Some(state) if !state.guarded.get() && !fork::forked() => self.current(state, encoded),
                 _ => ptr::null(),
             };
             self.fast[usize::from(encoded)].set(cell);
@@ -138,6 +159,10 @@ impl Slots {
     }
 
     fn raw(&self, encoded: bool) -> *mut c_void {
+        if fork::forked() {
+            set_last_error(AllocError::Forked);
+            return ptr::null_mut();
+        }
         self.state().map_or(ptr::null_mut(), |state| self.current(state, encoded).cast_mut().cast())
     }
 
@@ -284,7 +309,7 @@ fn with_mode<B: ThreadSlots, R>(
 ) -> Option<R> {
     B::with_slots(|slots| {
         if slots.is_guarded() {
-            set_last_error(AllocError::Reentrant);
+            set_last_error(if fork::forked() { AllocError::Forked } else { AllocError::Reentrant });
             return None;
         }
         let cell = slots.cell(Home::of::<B>(), encoded, B::arm_sentinel)?;

@@ -6,11 +6,12 @@ use super::budget::{Budget, Grant, Limit, Seen};
 use super::registry::{Entry, Registry};
 use super::{fork, system_memory, valid_size, BackendCounters, MemoryBackend};
 use crate::cuda::driver::{self, Driver};
-use crate::cuda::{error, Device};
+use crate::cuda::{error, Device, Stream};
 use crate::error::{set_last_error, AllocError};
-use crate::placement::Place;
+use crate::placement::{Place, Placement};
 
 mod placement;
+mod residency;
 mod transfer;
 
 use placement::Kind;
@@ -259,6 +260,18 @@ unsafe impl MemoryBackend for CudaUnifiedBackend {
             set_last_error(error);
             std::ptr::null_mut()
         })
+    }
+
+    const SMALL_AUTO: Placement = Placement::Host;
+
+    unsafe fn settle(ptr: *mut u8, len: usize, place: Place, used_by_device: bool, stream: Option<&Stream>) {
+        if place.placement != Placement::Device || fork::forked() {
+            return;
+        }
+        let Ok(driver) = driver::get() else { return };
+        let Ok(device) = usable_device(driver, place.device) else { return };
+        // SAFETY: the caller's block.
+        unsafe { residency::settle(device, ptr, len, used_by_device, stream) };
     }
 
     unsafe fn fill(ptr: *mut u8, byte: u8, len: usize) -> bool {

@@ -52,7 +52,7 @@ pub(super) unsafe fn fill(ptr: *mut u8, byte: u8, len: usize) -> Result<(), Allo
     }
     match side(region(ptr, len)?, len)? {
         // SAFETY: the caller's range, which is used by nobody else until the stream was waited for.
-        Some(device) => on_stream(device, |stream| unsafe { stream.fill(ptr, byte, len) }),
+        Some(device) => on_stream(device, |stream| unsafe { stream.enqueue_fill(ptr, byte, len) }),
         None => {
             // SAFETY: the caller's range.
             unsafe { ptr.write_bytes(byte, len) };
@@ -77,7 +77,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<()
     };
     match device {
         // SAFETY: the caller's ranges, which are used by nobody else until the stream was waited for.
-        Some(device) => on_stream(device, |stream| unsafe { stream.copy(to, from, len) }),
+        Some(device) => on_stream(device, |stream| unsafe { stream.enqueue_copy(to, from, len) }),
         None => {
             // SAFETY: the caller's ranges, which are disjoint.
             unsafe { to.copy_from_nonoverlapping(from, len) };
@@ -104,7 +104,9 @@ pub(super) unsafe fn holds(ptr: *const u8, byte: u8, len: usize) -> Result<bool,
     for start in (0..len).step_by(piece.len()) {
         let piece = &mut piece[..(len - start).min(4096)];
         // SAFETY: a part of the caller's range; the stream is waited for before the piece is read.
-        on_stream(device, |stream| unsafe { stream.copy(piece.as_mut_ptr(), ptr.add(start), piece.len()) })?;
+        on_stream(device, |stream| unsafe {
+            stream.enqueue_copy(piece.as_mut_ptr(), ptr.add(start), piece.len())
+        })?;
         if piece.iter().any(|found| *found != byte) {
             return Ok(false);
         }

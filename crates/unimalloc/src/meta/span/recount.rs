@@ -1,0 +1,85 @@
+//! Counts a span's blocks one by one, and checks the equations that its fields promise.
+
+use super::{Span, ACTIVE, FULL, LOST, ORPHAN, TOLD};
+use crate::meta::slot;
+use crate::sync::Ordering::Relaxed;
+
+/// A span's blocks by state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Recount {
+    pub live: usize,
+    pub cached: usize,
+    pub pending: usize,
+    pub quarantined: usize,
+    pub remote: usize,
+    pub listed: usize,
+    pub fresh: usize,
+}
+
+impl Span {
+    /// Counts the blocks. An error says what does not add up. Nobody else may use the span meanwhile.
+    pub(crate) fn recount(&self) -> Result<Recount, String> {
+        let capacity = usize::from(self.capacity());
+        let words = &self.slots[..capacity];
+        if self.state.load(Relaxed) == LOST {
+            let live = words.iter().filter(|word| slot::is_live(word.load(Relaxed))).count();
+            return Ok(Recount { live, ..Recount::default() });
+        }
+        let mut count = Recount::default();
+        let mut on_list = vec![false; capacity];
+        let mut at = self.free_head.load(Relaxed);
+        while at != slot::END {
+            let seen = on_list.get_mut(usize::from(at)).ok_or(format!("link to block {at} of {capacity}"))?;
+            if std::mem::replace(seen, true) {
+                return Err(format!("the free list meets block {at} twice"));
+            }
+            count.listed += 1;
+            at = self.link(at).ok_or(format!("the link of block {at} does not verify"))?;
+        }
+        let fresh = usize::from(self.fresh.load(Relaxed));
+        let single = self.is_single();
+        for (index, word) in words.iter().enumerate() {
+            let bit = self.remote[index / 64].load(Relaxed) >> (index % 64) & 1 == 1;
+            if on_list[index] {
+                if bit {
+                    return Err(format!("block {index} is free and has a remote bit"));
+                }
+                continue;
+            }
+            let word = word.load(Relaxed);
+            match word & slot::STATE {
+                slot::LIVE => count.live += 1,
+                slot::CACHED => count.cached += 1,
+                slot::PENDING => count.pending += 1,
+                slot::QUARANTINED => count.quarantined += 1,
+                slot::REMOTE => count.remote += 1,
+                _ if single || index >= fresh => count.fresh += 1,
+                _ => return Err(format!("block {index} is on no list, and its word is {word:#x}")),
+            }
+            if bit != (word == slot::REMOTE) {
+                return Err(format!("block {index}: word {word:#x}, remote bit {bit}"));
+            }
+            if !single && index >= fresh && word != slot::UNUSED {
+                return Err(format!("block {index} was never handed out, and its word is {word:#x}"));
+            }
+        }
+        let used = usize::from(self.used.load(Relaxed));
+        let in_use = count.live + count.cached + count.pending + count.quarantined + count.remote;
+        if !single && (used != in_use || capacity != used + count.listed + (capacity - fresh)) {
+            return Err(format!("used {used}, fresh from {fresh}, capacity {capacity}, but {count:?}"));
+        }
+        let listed = self.is_listed();
+        match self.state.load(Relaxed) {
+            FULL | TOLD if listed => Err("a parked span is on a list".to_string()),
+            FULL if self.has_remote() => Err("a remote free told nobody".to_string()),
+            ORPHAN if !listed => Err("an orphan is on no list".to_string()),
+            ACTIVE | FULL | TOLD | ORPHAN => Ok(count),
+            state => Err(format!("state {state}")),
+        }
+    }
+
+    /// Whether the span is one block that no heap keeps.
+    fn is_single(&self) -> bool {
+        self.bin() == super::DEDICATED
+    }
+}

@@ -1,0 +1,16 @@
+//! Layer 6: frees that wait for the GPU.
+//!
+//! A launch returns before its kernel has run, so a block that is freed then may still be written to. Launches, copies,
+//! fills and prefetches *mark* the blocks they use with their stream; [`record_use`] does the same for foreign code.
+//! Freeing a marked block makes it PENDING, and it is reused only when every stream it was on has passed the point where
+//! it was freed ([`pending`]). There is one event per batch of frees, never one per free, and any thread that needs
+//! memory takes up what has passed.
+
+mod marks;
+mod pending;
+mod uses;
+
+pub(crate) use pending::{defer, farewell, reuse_on, Deferred};
+pub use pending::{pending_stats, PendingStats};
+pub(crate) use uses::mark_block;
+pub use uses::record_use;

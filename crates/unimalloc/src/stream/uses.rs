@@ -1,0 +1,100 @@
+//! Work on streams that marks the blocks it uses.
+
+use super::marks::mark;
+use super::pending::track;
+use crate::cuda::{CudaError, Hint, Kernel, KernelArg, LaunchConfig, PrefetchTo, Stream};
+use crate::error::FreeError;
+use crate::meta::slot;
+use crate::pool::{span_of, HasSegmentPool, Home};
+use crate::sync::Ordering::Relaxed;
+use crate::CudaUnifiedBackend;
+
+/// Says that foreign code uses the block that `ptr` points into (at its start or inside it) on a stream: when it is
+/// freed, it is reused only after the stream has passed that point. For work that was queued through this crate, and for
+/// pointers passed as kernel arguments, that is done already; it is needed for pointers inside structures.
+///
+/// An error where `ptr` is in no live block of the backend.
+pub fn record_use<B: HasSegmentPool>(ptr: *const u8, stream: &Stream) -> Result<(), FreeError> {
+    mark_block(Home::of::<B>(), ptr, stream)
+}
+
+pub(crate) fn mark_block(home: Home, ptr: *const u8, stream: &Stream) -> Result<(), FreeError> {
+    let span = span_of(ptr as usize).filter(|span| home.owns(span)).ok_or(FreeError::NotOurs)?;
+    let (index, word) = span.block_around(ptr as usize).ok_or(FreeError::DoubleFree)?;
+    if !slot::is_live(word.load(Relaxed)) {
+        return Err(FreeError::DoubleFree);
+    }
+    track(stream, home);
+    if mark(span, index, word, stream.id()) {
+        Ok(())
+    } else {
+        Err(FreeError::DoubleFree)
+    }
+}
+
+/// Marks the block an address lies in; other addresses are none of our business.
+fn note(ptr: *const u8, stream: &Stream) {
+    let _ = mark_block(Home::of::<CudaUnifiedBackend>(), ptr, stream);
+}
+
+impl Kernel {
+    /// Queues the kernel on a stream of its device. Size and shape are checked against the device's limits, and the
+    /// arguments against the parameters where they are known. Blocks of unified memory that arguments point to are
+    /// marked: freed while the kernel runs, they are not reused before it is done.
+    ///
+    /// On a device without concurrent managed access no managed memory may be touched by the CPU until the stream was
+    /// waited for.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel expects; the memory they lead to is valid for the device, and stays so until
+    /// the stream has run the kernel or the block was freed; and the kernel stays within it.
+    pub unsafe fn launch(
+        &self,
+        config: &LaunchConfig,
+        stream: &Stream,
+        args: &[KernelArg<'_>],
+    ) -> Result<(), CudaError> {
+        for arg in args {
+            if let KernelArg::Pointer(address) = arg {
+                note(*address as *const u8, stream);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue(config, stream, args) }
+    }
+}
+
+impl Stream {
+    /// Moves the pages of a range of managed memory, in the stream's order.
+    ///
+    /// # Safety
+    /// The range lies in one live managed allocation.
+    pub unsafe fn prefetch(&self, ptr: *const u8, len: usize, to: PrefetchTo) -> Result<Hint, CudaError> {
+        note(ptr, self);
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_prefetch(ptr, len, to) }
+    }
+
+    /// Copies bytes by the device's copy engine, in the stream's order.
+    ///
+    /// # Safety
+    /// Both ranges are valid for the device and stay so, untouched by others, until the stream has done it or their
+    /// blocks were freed.
+    pub unsafe fn copy(&self, to: *mut u8, from: *const u8, len: usize) -> Result<(), CudaError> {
+        note(to, self);
+        note(from, self);
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_copy(to, from, len) }
+    }
+
+    /// Sets bytes on the device, in the stream's order.
+    ///
+    /// # Safety
+    /// The range is valid for the device and stays so, untouched by others, until the stream has done it or its block
+    /// was freed.
+    pub unsafe fn fill(&self, ptr: *mut u8, byte: u8, len: usize) -> Result<(), CudaError> {
+        note(ptr, self);
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_fill(ptr, byte, len) }
+    }
+}
