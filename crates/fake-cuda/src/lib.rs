@@ -8,13 +8,10 @@
 //! # Using it from a Rust test
 //! Name `fake-cuda` as a dev-dependency: cargo then builds the library along with the tests. A test that needs it runs its
 //! body in a process of its own, since a process loads one driver and reads the environment once:
-//! ```no_run
-//! # #[cfg(target_os = "linux")] {
+//! ```ignore
 //! use fake_cuda::{Build, Calls, Loaded};
 //!
-//! # /*
 //! #[test]
-//! # */
 //! fn third_allocation_fails() {
 //!     Build::new().in_child("third_allocation_fails", &[("FAKE_CUDA_FAIL", "cuMemAllocManaged@3=2")], || {
 //!         // ... use the product ...
@@ -26,7 +23,6 @@
 //!         fake.fail("cuMemFree_v2", Calls::Nth(1), 999);
 //!     });
 //! }
-//! # }
 //! ```
 //! The name given to `in_child` is the test's full name as libtest prints it (`module::test` inside a module).
 //! `child_output` gives the child's `Output` instead, for a child that is meant to end by a signal. `library_dir()` and

@@ -446,3 +446,54 @@ fn host_functions_may_not_call_the_driver() {
         assert_eq!((synchronize(stream), code), (0, 800));
     });
 }
+
+/// Everything at once, so that an order of locks or of waits that can deadlock shows as a test that never ends.
+fn everything_at_once() {
+    let context = start();
+    let module = kernels();
+    let threads: Vec<_> = (0..8u32)
+        .map(|seed| {
+            std::thread::spawn(move || {
+                assert_eq!(cu!(cuCtxPushCurrent_v2(context => usize)), 0);
+                for round in 0..60 {
+                    let (own, done) = (stream(), event());
+                    let (_, address) = managed(4096 << (round % 5));
+                    assert_eq!(
+                        cu!(cuMemsetD8Async(address => usize, 1 => u8, 4096 => usize, own => usize)),
+                        0
+                    );
+                    assert_eq!(fill(module, own, address, 16, 1.0, 16), 0);
+                    if (round + seed) % 7 == 0 {
+                        assert_eq!(fill(module, 0, address, 16, 2.0, 16), 0);
+                        assert_eq!(synchronize(0), 0);
+                    }
+                    assert_eq!(record(done, own), 0);
+                    match round % 3 {
+                        0 => assert_eq!(synchronize(own), 0),
+                        1 => assert_eq!(cu!(cuEventSynchronize(done => usize)), 0),
+                        _ => while query(done) == NOT_READY {},
+                    }
+                    assert_eq!(cu!(cuStreamDestroy_v2(own => usize)), 0);
+                    assert_eq!(free(address), 0);
+                    assert_eq!(cu!(cuEventDestroy_v2(done => usize)), 0);
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let fake = Loaded::find().unwrap();
+    let left =
+        ["live_managed", "live_managed_bytes", "live_streams", "live_events"].map(|name| fake.counter(name));
+    assert_eq!(left, [0; 4]);
+    assert_eq!(cu!(cuCtxSynchronize()), 0);
+}
+
+#[test]
+fn many_threads_and_streams() {
+    Build::new().in_child("many_threads_and_streams", &[], everything_at_once);
+}
+
+#[test]
+fn many_threads_and_streams_without_concurrent_access() {
+    Build::new().in_child("many_threads_and_streams_without_concurrent_access", &[APART], everything_at_once);
+}
