@@ -27,6 +27,7 @@ mod stream;
 mod sync;
 mod thread;
 
+pub use api::magazine;
 pub use api::{alloc_on_stream, alloc_with, block_of, decay, set_retention, stats, thread_alloc, thread_free, thread_realloc, trim, usable_size, AllocOptions, Arena, BackendStats, BlockInfo, DecayThread};
 pub use backend::{is_cuda_available, BackendCounters, CudaUnifiedBackend, HostBackend, MemoryBackend};
 pub use error::{last_error, set_last_error, AllocError, FreeError};

@@ -6,7 +6,9 @@ use std::ptr::{self, NonNull};
 
 use allocator_api2::alloc::{AllocError as Failed, Allocator};
 
-use super::free_functions::{alloc_on_stream, alloc_with, realloc_with, thread_free, usable_size, AllocOptions};
+use super::free_functions::{
+    alloc_on_stream, alloc_with, realloc_with, thread_free, usable_size, AllocOptions,
+};
 use crate::cuda::Stream;
 use crate::error::FreeError;
 use crate::placement::Placement;
@@ -58,11 +60,7 @@ impl<B, P> Default for Arena<B, P> {
 impl<B, P> Arena<B, P> {
     /// Device 0, no placement, group 0, contents as they come unless the policy zeroes.
     pub const fn new() -> Self {
-        Self::with_options(AllocOptions {
-            place: crate::placement::Place::DEFAULT,
-            zeroed: false,
-            group: 0,
-        })
+        Self::with_options(AllocOptions { place: crate::placement::Place::DEFAULT, zeroed: false, group: 0 })
     }
 
     /// An arena with these options.
@@ -206,7 +204,12 @@ unsafe impl<B: ThreadSlots, P: AllocPolicy> Allocator for Arena<B, P> {
         unsafe { self.resize(block, old, new, self.options.zeroed) }
     }
 
-    unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, Failed> {
+    unsafe fn grow_zeroed(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, Failed> {
         // SAFETY: the caller's promise.
         unsafe { self.resize(block, old, new, true) }
     }

@@ -64,7 +64,7 @@ impl Request {
     }
 
     /// The size class that serves the request, if blocks of a class do.
-    fn class(self, home: Home) -> Option<usize> {
+    pub(super) fn class(self, home: Home) -> Option<usize> {
         if self.align > GRANULE {
             return None;
         }

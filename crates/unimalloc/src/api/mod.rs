@@ -3,6 +3,7 @@
 mod arena;
 mod blocks;
 mod free_functions;
+pub mod magazine;
 mod retention;
 mod stats;
 

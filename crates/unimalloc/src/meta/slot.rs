@@ -11,13 +11,15 @@ pub(crate) const UNUSED: u16 = 0xEFFE;
 /// Which state a word of `0xF000` and above is in; the low byte holds [flags](SHARED) of a live block.
 pub(crate) const STATE: u16 = 0xFF00;
 /// Handed out.
-pub(crate) const LIVE: u16 = 0xFF00;
+pub const LIVE: u16 = 0xFF00;
 /// Free, and held in its owner's cache.
 pub(crate) const CACHED: u16 = 0xFE00;
 /// Freed, but the GPU may still use it.
 pub(crate) const PENDING: u16 = 0xFD00;
 /// Freed, and kept back from reuse for a while.
 pub(crate) const QUARANTINED: u16 = 0xFC00;
+/// Free, and held by a magazine outside this crate, which may hand it out.
+pub const HELD: u16 = 0xFA00;
 /// Freed by a thread that does not keep the span, and not taken up by its keeper yet.
 pub(crate) const REMOTE: u16 = 0xFB00;
 

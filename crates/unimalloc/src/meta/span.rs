@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! capacity = used + (blocks on the free list) + (capacity - fresh)
-//! used     = live + cached by the owner + pending + freed remotely and not drained yet
+//! used     = live + cached by the owner or a magazine + pending + quarantined
+//!            + freed remotely and not drained yet + 1 if pinned
 //! ```
 //!
 //! **Who writes what.** While a span is mapped, its shape is constant. Its free list, `fresh`, `used`, the list links and
@@ -65,6 +66,8 @@ pub(crate) struct Span {
     /// Blocks of different groups never share a span.
     pub(crate) group: AtomicU8,
     coded: AtomicU8,
+    /// A magazine maps the span: it must keep its shape. The keeper's.
+    pinned: AtomicU8,
     pub(crate) free_head: AtomicU16,
     /// Blocks from here on were never handed out.
     pub(crate) fresh: AtomicU16,
@@ -135,6 +138,7 @@ impl Span {
             lane: AtomicU8::new(0),
             group: AtomicU8::new(0),
             coded: AtomicU8::new(0),
+            pinned: AtomicU8::new(0),
             free_head: AtomicU16::new(slot::END),
             fresh: AtomicU16::new(0),
             used: AtomicU16::new(0),
@@ -182,6 +186,7 @@ impl Span {
         self.lane.store(shape.lane, Relaxed);
         self.group.store(shape.group, Relaxed);
         self.coded.store(u8::from(shape.coded), Relaxed);
+        self.pinned.store(0, Relaxed);
         self.free_head.store(slot::END, Relaxed);
         self.fresh.store(0, Relaxed);
         self.used.store(0, Relaxed);
@@ -366,6 +371,23 @@ impl Span {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.used.load(Relaxed) == 0
+    }
+
+    // ---- pins: the keeper's ----
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned.load(Relaxed) != 0
+    }
+
+    /// Keeps the span from being retired.
+    pub(crate) fn pin(&self) {
+        self.pinned.store(1, Relaxed);
+        self.used.store(self.used.load(Relaxed) + 1, Relaxed);
+    }
+
+    pub(crate) fn unpin(&self) {
+        self.pinned.store(0, Relaxed);
+        self.used.store(self.used.load(Relaxed) - 1, Relaxed);
     }
 
     // ---- marks ----

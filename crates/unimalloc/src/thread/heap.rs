@@ -467,6 +467,21 @@ impl Heap {
         }
     }
 
+    /// A magazine lets a span go. False if the span is not kept here or not pinned.
+    pub(crate) fn unpin(&mut self, span: &'static Span) -> bool {
+        if span.keeper() != self.id() || !span.is_pinned() {
+            return false;
+        }
+        let at = usize::from(span.bin());
+        self.flush(at, usize::MAX); // so that nothing of it is cached
+        self.drain(span);
+        span.unpin();
+        if span.has_free() {
+            self.has_room(at, span);
+        }
+        true
+    }
+
     // ---- giving back ----
 
     /// Returns everything that is cached here to the pools. Live blocks stay where they are.

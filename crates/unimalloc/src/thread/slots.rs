@@ -426,3 +426,9 @@ pub(crate) fn with_heap<B: ThreadSlots, R>(encoded: bool, f: impl FnOnce(&mut He
         _ => Some(B::shared().with(home, encoded, f)),
     }
 }
+
+/// Runs `f` with this thread's own plain heap, made if needed; `None` where it may not be used now.
+pub(crate) fn with_own_heap<B: ThreadSlots, R>(f: impl FnOnce(&mut Heap) -> R) -> Option<R> {
+    let home = Home::of::<B>();
+    B::with_slots(|slots| slots.unguarded_cell(home, false, B::arm_sentinel))?.with(f)
+}

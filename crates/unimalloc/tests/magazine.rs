@@ -1,0 +1,139 @@
+//! Blocks lent to a magazine outside the crate.
+#![cfg(unix)]
+
+mod common;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+
+use common::{alloc, free};
+use unimalloc::magazine::{self, LentSpan, HELD, LIVE};
+use unimalloc::{stats, trim, usable_size, AllocError, FreeError, HostBackend, Place, StandardPolicy};
+
+type B = HostBackend;
+
+const GROUP: u8 = 9;
+
+fn borrow(size: usize, count: usize) -> Vec<(LentSpan, u16, bool)> {
+    let mut lent = Vec::new();
+    let got = magazine::borrow::<B>(size, 256, Place::DEFAULT, GROUP, count, |span, index, fresh| {
+        lent.push((span, index, fresh));
+    });
+    assert_eq!(got, Ok(lent.len()));
+    lent
+}
+
+fn address(span: LentSpan, index: u16) -> *mut u8 {
+    (span.base + usize::from(index) * span.block) as *mut u8
+}
+
+fn set(span: LentSpan, index: u16, word: u16) {
+    span.words()[usize::from(index)].store(word, Relaxed);
+}
+
+/// On a thread of its own, so that pins of one test are not those of another.
+fn on_a_thread(test: impl FnOnce() + Send + 'static) {
+    thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn lent_blocks_are_held_and_each_span_is_announced_once() {
+    on_a_thread(|| {
+        let lent = borrow(1000, 200);
+        assert_eq!(lent.len(), 200);
+        let mut spans: Vec<LentSpan> = Vec::new();
+        for &(span, index, fresh) in &lent {
+            assert_eq!(fresh, !spans.contains(&span));
+            if fresh {
+                spans.push(span);
+            }
+            assert_eq!(span.words()[usize::from(index)].load(Relaxed), HELD);
+            assert_eq!(usable_size::<B>(address(span, index)), 0);
+            assert_eq!(free::<StandardPolicy, B>(address(span, index)), Err(FreeError::DoubleFree));
+        }
+        for (span, index, _) in lent {
+            assert!(magazine::give_back::<B>(span, index));
+            assert!(!magazine::give_back::<B>(span, index), "given back twice");
+        }
+        assert!(spans.into_iter().all(magazine::unpin::<B>));
+    });
+}
+
+#[test]
+fn a_block_handed_out_by_the_borrower_is_like_any_other() {
+    on_a_thread(|| {
+        let (span, index, _) = borrow(5000, 1)[0];
+        let block = address(span, index);
+        set(span, index, LIVE);
+        assert_eq!(usable_size::<B>(block), span.block);
+        assert_eq!(free::<StandardPolicy, B>(block.wrapping_add(8)), Err(FreeError::Interior));
+        let remote = block as usize;
+        on_a_thread(move || free::<StandardPolicy, B>(remote as *mut u8).unwrap());
+        assert_eq!(free::<StandardPolicy, B>(block), Err(FreeError::DoubleFree));
+        assert!(!magazine::give_back::<B>(span, index));
+        assert!(magazine::unpin::<B>(span));
+    });
+}
+
+#[test]
+fn a_pinned_span_keeps_its_memory_until_it_is_unpinned() {
+    on_a_thread(|| {
+        let lent = borrow(300_000, 8);
+        let spans: Vec<LentSpan> = lent.iter().filter(|lent| lent.2).map(|lent| lent.0).collect();
+        for &(span, index, _) in &lent {
+            assert!(!magazine::unpin::<B>(span), "blocks are held");
+            assert!(magazine::give_back::<B>(span, index));
+        }
+        trim::<B>(0);
+        for span in &spans {
+            // SAFETY: pinned, so the memory is there although every block is free.
+            unsafe { (span.base as *mut u8).write(1) };
+            assert!(magazine::unpin::<B>(*span));
+            assert!(!magazine::unpin::<B>(*span));
+        }
+    });
+}
+
+#[test]
+fn a_borrower_that_goes_leaves_only_flagged_blocks() {
+    on_a_thread(|| {
+        let lent = borrow(2000, 3);
+        let [live, flagged, held] = [0, 1, 2].map(|at| (lent[at].0, lent[at].1));
+        set(live.0, live.1, LIVE);
+        set(flagged.0, flagged.1, LIVE | 1);
+        assert!(magazine::free_unflagged::<B>(live.0, live.1));
+        assert!(!magazine::free_unflagged::<B>(flagged.0, flagged.1));
+        assert!(!magazine::free_unflagged::<B>(held.0, held.1));
+        assert!(magazine::give_back::<B>(held.0, held.1));
+        assert!(magazine::unpin::<B>(live.0));
+        assert_eq!(usable_size::<B>(address(flagged.0, flagged.1)), 2048);
+        free::<StandardPolicy, B>(address(flagged.0, flagged.1)).unwrap();
+    });
+}
+
+#[test]
+fn requests_that_no_span_serves_are_refused() {
+    let none = |size, align| {
+        magazine::borrow::<B>(size, align, Place::DEFAULT, GROUP, 4, |_, _, _| panic!("lent something"))
+    };
+    assert_eq!(none(600_000, 256), Err(AllocError::InvalidSize));
+    assert_eq!(none(16, 3), Err(AllocError::InvalidAlignment));
+    assert_eq!(none(usize::MAX, 16), Err(AllocError::InvalidSize));
+}
+
+#[test]
+fn other_groups_never_share_a_lent_span() {
+    on_a_thread(|| {
+        let lent = borrow(64, 100);
+        let others: Vec<_> = (0..5000).map(|_| alloc::<StandardPolicy, B>(64, 16)).collect();
+        for (span, _, _) in &lent {
+            let range = span.base..span.base + span.capacity * span.block;
+            assert!(others.iter().all(|other| !range.contains(&(*other as usize))));
+        }
+        others.into_iter().for_each(|other| free::<StandardPolicy, B>(other).unwrap());
+        for (span, index, _) in lent {
+            assert!(magazine::give_back::<B>(span, index));
+        }
+        assert!(stats::<B>().reserved_bytes > 0);
+    });
+}
