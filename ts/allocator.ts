@@ -6,7 +6,16 @@ import { streamHandle } from './cuda/stream-handle.js'
 import { invalid, show, typed, UnimallocError } from './errors.js'
 import { reportAtExit, Tracker } from './leaks.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
-import { alignment, checkAllocatorOptions, checkEnvironment, checkKeys, count, DEFAULT_ALIGNMENT, oneOf, trackFromEnvironment } from './options.js'
+import {
+  alignment,
+  checkAllocatorOptions,
+  checkEnvironment,
+  checkKeys,
+  count,
+  DEFAULT_ALIGNMENT,
+  oneOf,
+  trackFromEnvironment,
+} from './options.js'
 import type { CheckedAllocatorOptions } from './options.js'
 import { openAccount } from './open-account.js'
 import { allocationError } from './out-of-memory.js'
@@ -112,7 +121,9 @@ export class Allocator implements Disposable {
 
   /** An array with arbitrary contents, as `Buffer.allocUnsafe`. Free it: the garbage collector need not. */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
-    return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe) as UnifiedArray<InstanceType<C>>
+    return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe) as UnifiedArray<
+      InstanceType<C>
+    >
   }
 
   /** An array with a copy of `source`: of the same type, or of the type that is named. Lives as one of `alloc`. */
@@ -128,7 +139,11 @@ export class Allocator implements Disposable {
     let options: AllocOptions | undefined
     if (typeof first === 'function') {
       kind = kindOf('from', first)
-      if (typeof second !== 'object' || second === null || typeof (second as { length?: unknown }).length !== 'number') {
+      if (
+        typeof second !== 'object' ||
+        second === null ||
+        typeof (second as { length?: unknown }).length !== 'number'
+      ) {
         throw invalid(`from: the source is ${show(second)}; pass an array or a typed array`)
       }
       source = second as ArrayLike<number>
@@ -149,7 +164,9 @@ export class Allocator implements Disposable {
       ;(array as unknown as Uint8Array).set(source)
     } catch (error) {
       array.free()
-      throw invalid(`from: the source does not fit a ${kind.name}: ${error instanceof Error ? error.message : show(error)}`)
+      throw invalid(
+        `from: the source does not fit a ${kind.name}: ${error instanceof Error ? error.message : show(error)}`,
+      )
     }
     return array
   }
@@ -173,7 +190,9 @@ export class Allocator implements Disposable {
     if (own === undefined) throw invalid('realloc: pass an array that alloc(), allocUnsafe() or from() returned')
     const { block, buffer } = locate('realloc', view)
     if (block.token !== null || block.arrays > 1) {
-      throw invalid('realloc: the array is shared with other threads, which would lose it: allocate a new one and share that')
+      throw invalid(
+        'realloc: the array is shared with other threads, which would lose it: allocate a new one and share that',
+      )
     }
     const kind = kindOfArray(view) as Kind
     const owner = block.owner instanceof Books ? block.owner.allocator : this
@@ -251,7 +270,9 @@ export class Allocator implements Disposable {
   [Symbol.dispose](): void {
     if (this.#disposed) return
     if (!this.#books.disposable) {
-      throw invalid('the default allocator serves the whole program and is not disposed: make one with new Allocator() for that')
+      throw invalid(
+        'the default allocator serves the whole program and is not disposed: make one with new Allocator() for that',
+      )
     }
     this.#disposed = true
     const errors: unknown[] = []
@@ -275,7 +296,9 @@ export class Allocator implements Disposable {
   ): UnifiedArray {
     const { placement } = this.#account()
     const request =
-      options === undefined ? { alignment: DEFAULT_ALIGNMENT, placement } : checkAllocOptions(caller.name, options, placement)
+      options === undefined
+        ? { alignment: DEFAULT_ALIGNMENT, placement }
+        : checkAllocOptions(caller.name, options, placement)
     return this.#makeChecked(kind, length, request, contents, caller)
   }
 
@@ -329,7 +352,10 @@ export class Allocator implements Disposable {
 
   #open(options: AllocatorOptions): Opened {
     checkEnvironment()
-    const checked: CheckedAllocatorOptions = checkAllocatorOptions(!this.#books.disposable ? 'configure' : 'new Allocator', options)
+    const checked: CheckedAllocatorOptions = checkAllocatorOptions(
+      !this.#books.disposable ? 'configure' : 'new Allocator',
+      options,
+    )
     const { number, backend } = openAccount(checked)
     if (checked.track) {
       this.#books.tracker = new Tracker()

@@ -100,8 +100,9 @@ export function kindNamed(name: string): Kind | undefined {
   return kindsByName.get(name)
 }
 
-const tagOf = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(Uint8Array.prototype), Symbol.toStringTag)
-  ?.get as (this: unknown) => string | undefined
+const tagOf = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(Uint8Array.prototype), Symbol.toStringTag)?.get as (
+  this: unknown,
+) => string | undefined
 
 /** The kind of a typed array, also of a subclass such as Buffer; undefined for anything else. */
 export function kindOfArray(value: unknown): Kind | undefined {
@@ -176,7 +177,9 @@ export function freeView(view: ArrayBufferView, options: FreeOptions | undefined
     const block = blockOfBuffer(buffer)
     if (block === undefined) throw isDetached(buffer) ? invalid(`free: ${DETACHED}`) : notOurs()
     if (isDetached(buffer)) {
-      throw invalid(block.freed ? 'free: the buffer is detached, because its array was freed before' : `free: ${DETACHED}`)
+      throw invalid(
+        block.freed ? 'free: the buffer is detached, because its array was freed before' : `free: ${DETACHED}`,
+      )
     }
     if (block.freed) throw doubleFree()
     if (view.byteOffset !== 0) {

@@ -35,7 +35,7 @@ export class Books implements Owner {
 
   /** Takes all live blocks off the books. */
   *takeAll(): Generator<[Block, ArrayBuffer]> {
-    for (const [block, reference] of [...(this.#blocks ?? [])]) {
+    for (const [block, reference] of this.#blocks ?? []) {
       const buffer = reference.deref()
       if (buffer !== undefined && !block.freed) yield [block, buffer]
     }

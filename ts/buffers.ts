@@ -39,11 +39,10 @@ export class Block {
   ) {}
 }
 
-class Identity {
-  constructor(object: object) {
-    return object
-  }
-}
+/** A constructor whose object is its argument: what a class adds after `super` it adds to that. */
+const Identity = function (object: object) {
+  return object
+} as unknown as new (object: object) => object
 
 /**
  * Puts a block onto its `ArrayBuffer` as a private field: found from any view of the buffer, kept by nothing else, and not to be
@@ -52,9 +51,13 @@ class Identity {
 class Stamp extends Identity {
   #block: Block
 
-  constructor(buffer: ArrayBufferLike, block: Block) {
+  private constructor(buffer: ArrayBufferLike, block: Block) {
     super(buffer)
     this.#block = block
+  }
+
+  static put(buffer: ArrayBufferLike, block: Block): object {
+    return new Stamp(buffer, block)
   }
 
   static of(buffer: object): Block | undefined {
@@ -83,7 +86,7 @@ const guarded: ArrayBuffer = Object.create(ArrayBuffer.prototype, {
 
 /** Marks a buffer as the one over a block. */
 export function adopt(buffer: ArrayBuffer, block: Block): void {
-  new Stamp(buffer, block)
+  Stamp.put(buffer, block)
   Object.setPrototypeOf(buffer, guarded)
 }
 
@@ -99,8 +102,7 @@ export function isDetached(buffer: ArrayBufferLike): boolean {
   if (detachedGetter !== undefined && buffer instanceof ArrayBuffer) return detachedGetter.call(buffer) as boolean
   if (buffer.byteLength > 0) return false
   try {
-    new Uint8Array(buffer)
-    return false
+    return new Uint8Array(buffer).length < 0
   } catch {
     return true
   }
@@ -126,7 +128,9 @@ export function detach(buffer: ArrayBuffer): void {
 /** A view's buffer, or an error that says what is wrong with the value. */
 export function bufferOf(what: string, view: unknown): ArrayBufferLike {
   if (!ArrayBuffer.isView(view)) {
-    throw invalid(`${what}: pass a typed array, a DataView or a Buffer, not ${typeof view === 'object' ? 'another object' : typeof view}`)
+    throw invalid(
+      `${what}: pass a typed array, a DataView or a Buffer, not ${typeof view === 'object' ? 'another object' : typeof view}`,
+    )
   }
   return view.buffer
 }

@@ -47,9 +47,7 @@ function policyNumber(what: string, options: unknown): number | undefined {
 }
 
 /** How native code reaches an allocator. */
-type Reach =
-  | { kind: 0 | 1; number: number }
-  | { kind: 2; backend: number; policy: number; way: number }
+type Reach = { kind: 0 | 1; number: number } | { kind: 2; backend: number; policy: number; way: number }
 
 const INTERNAL = Symbol('internal')
 let lend: (reach: Reach, policy: number) => ThreadAllocator
@@ -294,7 +292,10 @@ class UnifiedBackend implements Backend {
 
   pools(): { segment: PoolFigures; orphan: PoolFigures; huge: PoolFigures } {
     const figures = typed(() => native().poolFigures(this.#number))
-    const at = (index: number): PoolFigures => ({ count: figures[index] as number, bytes: figures[index + 1] as number })
+    const at = (index: number): PoolFigures => ({
+      count: figures[index] as number,
+      bytes: figures[index + 1] as number,
+    })
     return { segment: at(0), orphan: at(2), huge: at(4) }
   }
 
@@ -355,7 +356,10 @@ class UnifiedBackend implements Backend {
   threadRealloc(ptr: bigint | null, newSize: number, align: number, options?: PolicyOption): bigint | null {
     const policy = policyNumber('threadRealloc', options) ?? 0
     const address = pointerNumber('threadRealloc', ptr)
-    const [bytes, alignment] = [bytesNumber('threadRealloc: newSize', newSize), bytesNumber('threadRealloc: align', align)]
+    const [bytes, alignment] = [
+      bytesNumber('threadRealloc: newSize', newSize),
+      bytesNumber('threadRealloc: align', align),
+    ]
     return pointer(typed(() => native().threadRealloc(this.#number, policy, address, bytes, alignment)))
   }
 

@@ -19,12 +19,15 @@ export const allocUnsafe: Allocator['allocUnsafe'] = (type, length, allocOptions
   allocator.allocUnsafe(type, length, allocOptions)
 
 /** {@link Allocator.from} on the default allocator. */
-export const from: Allocator['from'] = (...args: unknown[]) => allocator.from(...(args as [never, never, never])) as never
+export const from: Allocator['from'] = (...args: unknown[]) =>
+  allocator.from(...(args as [never, never, never])) as never
 
 /** Sets the options of the default allocator. Throws `INVALID_ARGUMENT` once it is in use. */
 export function configure(newOptions: AllocatorOptions): void {
   if (isOpen(allocator)) {
-    throw invalid('configure: the default allocator is in use already; call configure() before the first allocation, or make a new Allocator()')
+    throw invalid(
+      'configure: the default allocator is in use already; call configure() before the first allocation, or make a new Allocator()',
+    )
   }
   checkAllocatorOptions('configure', newOptions)
   options = { ...newOptions }

@@ -11,15 +11,13 @@ export function openAccount(options: CheckedAllocatorOptions): { number: number;
   const binding = native()
   const missing = options.backend === 'host' ? null : typed(() => binding.cudaUnavailableReason())
   if (options.backend === 'cuda-unified' && missing !== null) {
-    throw new UnimallocError(
-      'CUDA_UNAVAILABLE',
-      `${missing}. To run without a GPU, ask for backend 'host' or 'auto'.`,
-    )
+    throw new UnimallocError('CUDA_UNAVAILABLE', `${missing}. To run without a GPU, ask for backend 'host' or 'auto'.`)
   }
   const backend = options.backend === 'auto' ? (missing === null ? 'cuda-unified' : 'host') : options.backend
   const { device } = options
   if (backend === 'host') {
-    if (device !== 0) throw invalid(`device is ${device}, and the host backend has none; leave it out, or ask for 'cuda-unified'`)
+    if (device !== 0)
+      throw invalid(`device is ${device}, and the host backend has none; leave it out, or ask for 'cuda-unified'`)
   } else {
     const devices = typed(() => binding.cudaDevices())
     if (device >= devices.length) {

@@ -88,7 +88,8 @@ export function checkAllocatorOptions(what: string, options: AllocatorOptions): 
   }
   bytes(`${what}: maxBytes`, maxBytes, () => 0)
   return {
-    backend: backend === undefined ? backendFromEnvironment() : oneOf(`${what}: backend`, backend, [...BACKENDS, 'auto']),
+    backend:
+      backend === undefined ? backendFromEnvironment() : oneOf(`${what}: backend`, backend, [...BACKENDS, 'auto']),
     policy: oneOf(`${what}: policy`, policy, POLICIES),
     placement: oneOf(`${what}: placement`, placement, PLACEMENTS),
     maxBytes,

@@ -37,8 +37,13 @@ export function allocationError(account: number, bytes: number, refusal: number 
   const reason = refusal === REFUSED.byLimit ? null : native().lastReason()
   const code = CODES[reason?.code ?? '']
   if (reason != null && code !== undefined) {
-    const cuda = reason.driver == null ? undefined : { name: native().cudaErrorName(reason.driver), value: reason.driver }
-    return new UnimallocError(code, `${showBytes(bytes)} could not be allocated: ${reason.message}`, cuda ? { cuda } : {})
+    const cuda =
+      reason.driver == null ? undefined : { name: native().cudaErrorName(reason.driver), value: reason.driver }
+    return new UnimallocError(
+      code,
+      `${showBytes(bytes)} could not be allocated: ${reason.message}`,
+      cuda ? { cuda } : {},
+    )
   }
   native().countRefusal(account)
   const stats = readStats(account)

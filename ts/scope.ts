@@ -50,7 +50,8 @@ export class ArrayScope implements Scope, Collector {
   keep<T>(array: UnifiedArray<T>): UnifiedArray<T> {
     this.#check()
     const { block, buffer } = locate('keep', array as unknown as ArrayBufferView)
-    if (block.scope !== this) throw invalid('keep: the array was not allocated through this scope; call keep on the one it was')
+    if (block.scope !== this)
+      throw invalid('keep: the array was not allocated through this scope; call keep on the one it was')
     this.#blocks.delete(block)
     block.scope = this.#parent
     this.#parent?.add(block, buffer)
@@ -92,8 +93,10 @@ export class ArrayScope implements Scope, Collector {
         errors.push(error)
       }
     }
-    for (const child of [...this.#children]) attempt(() => child[Symbol.dispose]())
-    for (const [block, buffer] of [...this.#blocks].reverse()) {
+    for (const child of this.#children) attempt(() => child[Symbol.dispose]())
+    const blocks = Array.from(this.#blocks)
+    for (let entry = blocks.pop(); entry !== undefined; entry = blocks.pop()) {
+      const [block, buffer] = entry
       attempt(() => {
         // The scope's end is the end of every array over the block.
         block.arrays = 1

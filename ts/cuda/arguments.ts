@@ -38,7 +38,13 @@ interface Kind {
   write(view: DataView, at: number, value: never): void
 }
 
-function integer(number: number, size: number, min: number, max: number, write: (view: DataView, at: number, value: number) => void) {
+function integer(
+  number: number,
+  size: number,
+  min: number,
+  max: number,
+  write: (view: DataView, at: number, value: number) => void,
+) {
   return {
     number,
     size,
@@ -94,13 +100,16 @@ const KINDS: Record<string, Kind> = {
 
 /** Checks the arguments of a launch and packs them. */
 export function packArguments(args: unknown): PackedArguments {
-  if (!Array.isArray(args)) throw invalid(`launch: args is ${show(args)}; pass an array with one entry for each parameter`)
+  if (!Array.isArray(args))
+    throw invalid(`launch: args is ${show(args)}; pass an array with one entry for each parameter`)
   const kinds = new Uint32Array(args.length)
   const held: number[] = []
   const sizes = args.map((arg, index) => sizeOf(arg, index))
   const total = sizes.reduce((sum, size) => sum + size, 0)
   if (total > MAX_BYTES) {
-    throw invalid(`launch: the arguments have ${total} bytes and CUDA allows ${MAX_BYTES}: put large structures into an array`)
+    throw invalid(
+      `launch: the arguments have ${total} bytes and CUDA allows ${MAX_BYTES}: put large structures into an array`,
+    )
   }
   const values = new Uint8Array(total)
   const view = new DataView(values.buffer)
@@ -117,7 +126,10 @@ function tagOf(arg: unknown, index: number): string {
   const keys = typeof arg === 'object' && arg !== null ? Object.keys(arg) : []
   const tag = keys[0]
   if (keys.length === 1 && tag !== undefined && (tag in KINDS || tag === 'bytes')) return tag
-  const hint = typeof arg === 'number' ? `say the C type, as { f32: ${arg} } or { i32: ${arg} }` : `pass an array, or an object with one of the keys ${Object.keys(KINDS).join(', ')}, bytes`
+  const hint =
+    typeof arg === 'number'
+      ? `say the C type, as { f32: ${arg} } or { i32: ${arg} }`
+      : `pass an array, or an object with one of the keys ${Object.keys(KINDS).join(', ')}, bytes`
   throw invalid(`launch: argument ${index} is ${show(arg)}; ${hint}`)
 }
 

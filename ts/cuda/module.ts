@@ -99,7 +99,8 @@ class LoadedModule implements Module {
   kernel(name: string): Kernel {
     const module = this.#module
     if (module === null) throw new UnimallocError('DISPOSED', 'the module was disposed: compile it again')
-    if (typeof name !== 'string' || name === '') throw invalid(`kernel: the name is ${show(name)}; pass the kernel's name`)
+    if (typeof name !== 'string' || name === '')
+      throw invalid(`kernel: the name is ${show(name)}; pass the kernel's name`)
     return new LoadedKernel(typed(() => native().moduleKernel(module, name)))
   }
 
@@ -154,7 +155,8 @@ class LoadedKernel implements Kernel {
   #block(block: Dim | undefined, dimensions: number, shared: number): Triple {
     if (block !== undefined) {
       const given = dim('launch: block', block)
-      if (given.includes(0)) throw invalid(`launch: block is ${given.join(' x ')}; every direction has at least 1 thread`)
+      if (given.includes(0))
+        throw invalid(`launch: block is ${given.join(' x ')}; every direction has at least 1 thread`)
       return given
     }
     const size = typed(() => native().kernelSuggestedBlock(this.#kernel, shared))

@@ -98,9 +98,7 @@ export class Stream implements Disposable {
     if (target.handle === source.handle && Math.abs(target.offset - source.offset) < target.bytes) {
       throw invalid('copy: the views overlap; copy to another array first')
     }
-    typed(() =>
-      native().streamCopy(stream, target.handle, target.offset, source.handle, source.offset, target.bytes),
-    )
+    typed(() => native().streamCopy(stream, target.handle, target.offset, source.handle, source.offset, target.bytes))
   }
 
   /** Sets every byte of a view, on the GPU. */
