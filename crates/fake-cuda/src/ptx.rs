@@ -36,7 +36,7 @@ pub struct Rejected {
 
 fn rejected<T>(code: CUresult, line: usize, what: &str) -> Result<T, Rejected> {
     let log = format!(
-        "ptxas application ptx input, line {line}; fatal   : {what}\nptxas fatal   : Ptx assembly aborted due to errors\n"
+        "ptxas application ptx input, line {line}; fatal   : {what}\nptxas fatal   : Ptx assembly aborted due to errors"
     );
     Err(Rejected { code, log })
 }
@@ -110,11 +110,13 @@ fn check_brackets(text: &str) -> Result<(), Rejected> {
     for (line, content) in text.lines().enumerate() {
         for c in content.chars() {
             let expected = match c {
-                '{' | '(' | '[' => {
+                '{' | '(' | '[' if c != '{' || open.last().is_none_or(|(last, _)| *last == '{') => {
                     open.push((c, line));
                     continue;
                 }
                 '}' => '{',
+                // A body cannot begin inside a list.
+                '{' => ' ',
                 ')' => '(',
                 ']' => '[',
                 _ => continue,

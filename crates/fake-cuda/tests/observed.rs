@@ -195,6 +195,10 @@ fn memory(n: &mut Notes) {
         "cuMemcpy past the end",
         cu!(cuMemcpy(address + 4096 => usize, address => usize, 2 << 20 => usize)),
     );
+    let mut base = 0usize;
+    let range = |base: &mut usize, at: usize| cu!(cuMemGetAddressRange_v2(base => *mut usize, ptr::null_mut() => *mut usize, at => usize));
+    n.note("range of an interior pointer", (range(&mut base, address + 100), base == address));
+    n.note("range of a wild pointer", range(&mut base, 0x1000));
     n.note("free", free(address));
     n.note("free twice", free(address));
     let mut host = 0usize;
@@ -299,6 +303,17 @@ fn modules(n: &mut Notes) {
         module_code(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k( { ret; }\n"),
     );
     n.note("module: no kernel", module_code(".version 8.0\n.target sm_80\n.address_size 64\n"));
+    let mut log = [0xFFu8; 1024];
+    let options: [c_int; 2] = [5, 6];
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+    let text = c".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k( { ret; }\n";
+    let mut none = 0usize;
+    let code = cu!(cuModuleLoadDataEx(
+        &mut none => *mut usize, text.as_ptr() => *const c_char, 2 => u32, options.as_ptr() => *const c_int,
+        values.as_mut_ptr() => *mut *mut c_void,
+    ));
+    let length = log.iter().position(|byte| *byte == 0).unwrap_or(0);
+    n.note("module: log", (code, values[1] as usize == length + 1, length > 40));
     let (code, module) = module(PTX);
     n.note("module", code);
     let find = |name: &CStr| {
@@ -400,7 +415,7 @@ fn capture(n: &mut Notes) {
     n.note("capture on the default stream", begin(0, 0));
     n.note("capture, mode 3", begin(one, 3));
     n.note("end of no capture", end());
-    n.note("record before", cu!(cuEventRecord(bystander => usize, two => usize)));
+    n.note("record before", (cu!(cuEventRecord(bystander => usize, two => usize)), synchronize(two)));
     n.note("capture", begin(one, 0));
     n.note("capture again", begin(one, 0));
     n.note("end", end());
@@ -410,6 +425,7 @@ fn capture(n: &mut Notes) {
         let calls: &[(&str, &dyn Fn() -> u32)] = &[
             ("cuMemAllocManaged", &|| managed_with(4096, 1)),
             ("cuMemFree_v2 wild", &|| free(0x1000)),
+            ("cuMemFree_v2(0)", &|| free(0)),
             ("cuEventQuery of a bystander", &|| cu!(cuEventQuery(bystander => usize))),
             ("cuEventSynchronize of a bystander", &|| cu!(cuEventSynchronize(bystander => usize))),
             ("cuStreamQuery of another", &|| cu!(cuStreamQuery(two => usize))),
@@ -481,6 +497,7 @@ fn capture(n: &mut Notes) {
             cu!(cuThreadExchangeStreamCaptureMode(&mut own => *mut u32));
             n.note(&format!("capture mode {mode}, relaxed thread {relaxed}: {name}"), (code, end()));
             synchronize(one);
+            synchronize(two);
         }
     };
     try_each(n, 0, false);
@@ -505,11 +522,16 @@ fn on_a_bare_thread(n: &mut Notes) {
     bare("cuStreamQuery", &|| cu!(cuStreamQuery(one => usize)));
     bare("cuStreamSynchronize", &|| synchronize(one));
     bare("cuEventRecord", &|| cu!(cuEventRecord(marker => usize, one => usize)));
-    bare("cuEventQuery", &|| cu!(cuEventQuery(marker => usize)));
     bare("cuEventSynchronize", &|| cu!(cuEventSynchronize(marker => usize)));
+    bare("cuEventQuery", &|| cu!(cuEventQuery(marker => usize)));
     bare("cuStreamWaitEvent", &|| cu!(cuStreamWaitEvent(one => usize, marker => usize, 0 => u32)));
     bare("cuStreamIsCapturing", &|| cu!(cuStreamIsCapturing(one => usize, &mut 0u32 => *mut u32)));
     bare("cuMemsetD8Async", &|| cu!(cuMemsetD8Async(address => usize, 0 => u8, 64 => usize, one => usize)));
+    bare(
+        "cuMemsetD8Async on the default stream",
+        &|| cu!(cuMemsetD8Async(address => usize, 0 => u8, 64 => usize, 0 => usize)),
+    );
+    bare("cuStreamSynchronize of the default stream", &|| synchronize(0));
     bare(
         "cuMemcpyAsync",
         &|| cu!(cuMemcpyAsync(address => usize, address + 64 => usize, 64 => usize, one => usize)),

@@ -62,7 +62,7 @@ impl Log {
             if room > 0 {
                 self.buffer.add(kept).write(0);
             }
-            self.size.write((kept + usize::from(kept > 0)) as *mut c_void);
+            self.size.write(kept as *mut c_void);
         }
     }
 }
