@@ -74,7 +74,7 @@ impl Default for Config {
     }
 }
 
-/// Carries the version of this build. `Build` in the helper rewrites the digits in a copy of the library.
+/// Carries the version of this build. `Build` rewrites the digits in a copy of the library.
 pub const VERSION_MARK: &[u8] = b"fake-cuda driver version: ";
 #[used]
 static VERSION: [u8; 32] = *b"fake-cuda driver version: 13000\0";
@@ -186,7 +186,7 @@ impl Config {
             "LOSE_AT_CALL" => self.lose_at_call = value.parse().map_err(|_| NUMBER)?,
             "DEINIT_AT_CALL" => self.deinit_at_call = value.parse().map_err(|_| NUMBER)?,
             "ABORT_ON_EXIT_CALLS" => self.abort_on_exit_calls = parse_flag(value).ok_or(FLAG)?,
-            // The helper's own mark on a child process.
+            // The own mark of `Build` on a child process.
             "CHILD" => {}
             _ => return Err("no such variable: see the crate's documentation for the list"),
         }

@@ -148,7 +148,7 @@ mod control;
 mod elf;
 mod entry;
 mod event;
-mod helper;
+mod harness;
 mod kernels;
 mod memory;
 mod module;
@@ -157,5 +157,5 @@ mod ptx;
 mod stream;
 mod versions;
 
-pub use helper::{library_dir, Build, Calls, Loaded};
+pub use harness::{library_dir, Build, Calls, Loaded};
 pub use versions::{DEFAULT_VERSION, OLD_VERSION};
