@@ -27,18 +27,22 @@ mod stream;
 mod sync;
 mod thread;
 
+#[doc(hidden)]
+pub use api::audit;
 pub use api::magazine;
-pub use api::{alloc_on_stream, alloc_with, block_of, decay, set_retention, stats, thread_alloc, thread_free, thread_realloc, trim, usable_size, AllocOptions, Arena, BackendStats, BlockInfo, DecayThread};
+pub use api::{
+    alloc_on_stream, alloc_with, block_of, decay, free_notify, set_retention, stats, thread_alloc,
+    thread_free, thread_realloc, trim, usable_size, AllocOptions, Arena, BackendStats, BlockInfo,
+    DecayThread, Freed,
+};
 pub use backend::{is_cuda_available, BackendCounters, CudaUnifiedBackend, HostBackend, MemoryBackend};
 pub use error::{last_error, set_last_error, AllocError, FreeError};
 pub use placement::{Place, Placement};
 pub use policy::{AllocPolicy, HardenedPolicy, Policy, SecurePolicy, StandardPolicy, POISON};
 #[doc(hidden)]
-pub use api::audit;
-#[doc(hidden)]
 pub use pool::Audit;
 pub use pool::{BackendPools, GlobalHugePool, GlobalSegmentPool, HasSegmentPool};
-pub use stream::{pending_stats, record_use, PendingStats};
+pub use stream::{pending_stats, record_use, Notify, PendingStats};
 pub use thread::{LocalAllocatorSelector, PolicySlotSelection, ThreadAllocator};
 #[doc(hidden)]
 pub use thread::{SharedHeaps, Slots, ThreadSlots};

@@ -9,10 +9,10 @@ use crate::meta::geometry::{class_for, class_size, GRANULE, MAX_ALIGN};
 use crate::meta::slot;
 use crate::meta::span::{Remote, Span};
 use crate::placement::Placement;
-use crate::policy::{redzone, Policy, POISON};
+use crate::policy::{redzone, Policy};
 use crate::pool::{is_dedicated, span_of, Home};
-use crate::stream::{self, Deferred};
-use crate::sync::Ordering::Relaxed;
+use crate::stream::{self, Deferred, Notify};
+use crate::sync::Ordering::{AcqRel, Relaxed};
 use crate::thread::heap::{BinKey, Heap};
 
 /// An allocation, checked.
@@ -31,7 +31,8 @@ impl Request {
             return Err(AllocError::InvalidAlignment);
         }
         let zeroed = zeroed || key.policy.zeroes();
-        match size.checked_add(redzone::bytes(key.policy)) {
+        // At least one byte that may be used, so that a live block's usable size is never 0.
+        match size.max(1).checked_add(redzone::bytes(key.policy)) {
             Some(size) if size <= isize::MAX as usize - MAX_ALIGN => Ok(Self { size, align, key, zeroed }),
             _ => Err(AllocError::InvalidSize),
         }
@@ -114,7 +115,7 @@ impl Request {
         };
         if !ready {
             // SAFETY: nobody has seen the block. A failure to fill it (a lost context) is what the caller hears of.
-            let _ = unsafe { release(home, block_start, Some(heap)) };
+            let _ = unsafe { release(home, block_start, Some(heap), None) };
             return ptr::null_mut();
         }
         block_start
@@ -148,39 +149,45 @@ pub(super) fn find(home: Home, address: usize) -> Result<Found, FreeError> {
     Ok(Found { span, index, word })
 }
 
-/// Frees the block at `address`, whoever allocated it. `heap` is the calling thread's, if it may be used now.
+/// What became of a free that succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freed {
+    /// The block can be reused.
+    Now,
+    /// It waits for the streams it was used on.
+    Pending,
+}
+
+/// Frees the block at `block`, whoever allocated it. `heap` is the calling thread's, if it may be used now.
 ///
 /// # Safety
-/// Nobody uses the block any more.
-pub(super) unsafe fn release(home: Home, block: *mut u8, heap: Option<&mut Heap>) -> Result<(), FreeError> {
+/// Nobody uses the block any more, but for work queued on streams it is marked with.
+pub(super) unsafe fn release(
+    home: Home,
+    block: *mut u8,
+    heap: Option<&mut Heap>,
+    notify: Option<Notify>,
+) -> Result<Freed, FreeError> {
     if fork::forked() {
         return Err(FreeError::Forked);
     }
     let Found { span, index, mut word } = find(home, block as usize)?;
     if word & slot::MARKED != 0 {
-        match stream::defer(home, span, index, word) {
-            Deferred::Pending => return Ok(()),
+        match stream::defer(home, span, index, word, notify) {
+            Deferred::Pending => return Ok(Freed::Pending),
             Deferred::DoubleFree => return Err(FreeError::DoubleFree),
             Deferred::Passed(pending) => word = pending,
         }
     }
     let policy = Policy::from_lane(span.lane.load(Relaxed));
-    if word != slot::PENDING && !span.verify(index as u16) {
-        home.pools.report_corruption();
-        return Err(FreeError::Corrupted);
-    }
-    // SAFETY: the block is live and the caller gives it up; it is `span.block()` bytes long.
-    if !unsafe { redzone::intact(home.ops, block, span.block(), policy) } {
-        home.pools.report_corruption();
-        return Err(FreeError::Corrupted);
-    }
     if policy.poisons() {
-        let usable = span.block() - redzone::bytes(policy);
-        // SAFETY: as above. Where the fill fails the context is lost, and the contents with it.
-        let _ = unsafe { (home.ops.fill)(block, POISON, usable) };
+        word = take_for_contents(home, span, index, word)?;
+        // SAFETY: the word says PENDING and is ours, so that no other free touches the contents meanwhile.
+        unsafe { clear_contents(home, span, index, policy) }?;
     }
     if is_dedicated(span) {
-        return home.free_dedicated(span, word);
+        home.free_dedicated(span, word)?;
+        return Ok(Freed::Now);
     }
     match heap {
         Some(heap) if heap.id() == span.keeper() => heap.free_kept(span, index as u16),
@@ -190,7 +197,41 @@ pub(super) unsafe fn release(home: Home, block: *mut u8, heap: Option<&mut Heap>
             }
         }
     }
-    Ok(())
+    Ok(Freed::Now)
+}
+
+/// Of several threads that free a block whose contents must be seen to, lets one do it: the one that turns its word to
+/// PENDING. A loser that went on would poison what the winner's successor owns by then.
+fn take_for_contents(home: Home, span: &'static Span, index: usize, word: u16) -> Result<u16, FreeError> {
+    if word == slot::PENDING {
+        return Ok(word); // it was deferred, and is ours already
+    }
+    if !span.verify(index as u16) {
+        home.pools.report_corruption();
+        return Err(FreeError::Corrupted);
+    }
+    let taken = span.slots()[index].compare_exchange(word, slot::PENDING, AcqRel, Relaxed);
+    taken.map(|_| slot::PENDING).map_err(|_| FreeError::DoubleFree)
+}
+
+/// Checks the redzone and poisons the rest. Where the redzone was written to, the block becomes live again.
+///
+/// # Safety
+/// The block's word says PENDING, set by the caller.
+unsafe fn clear_contents(
+    home: Home,
+    span: &'static Span,
+    index: usize,
+    policy: Policy,
+) -> Result<(), FreeError> {
+    let block = span.address(index as u16) as *mut u8;
+    // SAFETY: the block is the caller's alone, and `span.block()` bytes long.
+    if unsafe { redzone::check_and_poison(home.ops, block, span.block(), policy) } {
+        return Ok(());
+    }
+    span.set_state(index as u16, slot::LIVE);
+    home.pools.report_corruption();
+    Err(FreeError::Corrupted)
 }
 
 /// Reports why there is no block, and answers null.

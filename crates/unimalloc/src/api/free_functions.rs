@@ -1,14 +1,15 @@
 //! The free functions: allocate and free on whatever thread one is.
 
-use super::blocks::{find, refuse, release, Request};
+use super::blocks::{find, refuse, release, Freed, Request};
 use crate::backend::fork;
 use crate::cuda::Stream;
 use crate::error::{set_last_error, AllocError, FreeError};
-use crate::meta::geometry::{class_for, GRANULE};
+use crate::meta::geometry::{shared_class_for, GRANULE};
 use crate::meta::slot;
 use crate::placement::{Place, Placement};
 use crate::policy::{redzone, AllocPolicy, Policy, StandardPolicy};
 use crate::pool::{span_of, HasSegmentPool, Home, Urgency};
+use crate::stream::Notify;
 use crate::sync::Ordering::Relaxed;
 use crate::thread::heap::BinKey;
 use crate::thread::slots::{with_heap, ThreadSlots};
@@ -34,13 +35,10 @@ pub struct AllocOptions {
 #[inline]
 pub fn thread_alloc<P: AllocPolicy, B: ThreadSlots>(size: usize, align: usize) -> *mut u8 {
     if matches!(P::POLICY, Policy::Standard) && align <= GRANULE && align.is_power_of_two() {
-        if let Some(class) = class_for(size, align) {
+        if let Some(class) = shared_class_for(size, align) {
             let address = B::with_slots(|slots| {
                 // SAFETY: `alloc_cached` calls nothing outside this crate, and the reference ends with it.
-                slots
-                    .fast(false)
-                    .and_then(|cell| unsafe { cell.hot() })
-                    .map_or(0, |heap| heap.alloc_cached(class))
+                unsafe { slots.hot() }.map_or(0, |heap| heap.alloc_cached(class))
             });
             if address != 0 {
                 return address as *mut u8;
@@ -103,7 +101,7 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
     if let Some(span) = span_of(ptr as usize) {
         let freed = B::with_slots(|slots| {
             // SAFETY: `free_cached` calls nothing outside this crate, and the reference ends with it.
-            let heap = slots.fast(false).and_then(|cell| unsafe { cell.hot() });
+            let heap = unsafe { slots.hot() };
             heap.is_some_and(|heap| heap.free_cached(span, ptr as usize))
         });
         if freed {
@@ -111,30 +109,38 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { free_slow::<B>(ptr) }
+    unsafe { free_slow::<B>(ptr, None) }.map(|_| ())
+}
+
+/// As [`thread_free`], and says whether the block waits for streams it was used on; `notify` is called once it has passed.
+///
+/// # Safety
+/// As [`thread_free`].
+pub unsafe fn free_notify<B: ThreadSlots>(ptr: *mut u8, notify: Notify) -> Result<Freed, FreeError> {
+    // SAFETY: the caller's promise.
+    unsafe { free_slow::<B>(ptr, Some(notify)) }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn free_slow<B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
+unsafe fn free_slow<B: ThreadSlots>(ptr: *mut u8, notify: Option<Notify>) -> Result<Freed, FreeError> {
     if ptr.is_null() {
-        return Ok(());
+        return Ok(Freed::Now);
     }
     let home = Home::of::<B>();
     let keeper = span_of(ptr as usize).map_or(0, |span| span.keeper());
     B::with_slots(|slots| {
         for encoded in [false, true] {
             let Some(cell) = slots.fast(encoded) else { continue };
-            // SAFETY: only the id is read, and the reference ends there.
-            if unsafe { cell.hot() }.is_some_and(|heap| heap.id() == keeper) {
+            if cell.id() == keeper {
                 // SAFETY: the caller's promise.
-                if let Some(result) = cell.with(|heap| unsafe { release(home, ptr, Some(heap)) }) {
+                if let Some(result) = cell.with(|heap| unsafe { release(home, ptr, Some(heap), notify) }) {
                     return result;
                 }
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { release(home, ptr, None) }
+        unsafe { release(home, ptr, None, notify) }
     })
 }
 
@@ -305,7 +311,8 @@ impl<B: HasSegmentPool> ThreadAllocator<B> {
         let home = Home::of::<B>();
         // SAFETY: the caller's promise. While this heap's slow path runs the free is queued for it.
         self.cell()
-            .with(|heap| unsafe { release(home, ptr, Some(heap)) })
-            .unwrap_or_else(|| unsafe { release(home, ptr, None) })
+            .with(|heap| unsafe { release(home, ptr, Some(heap), None) })
+            .unwrap_or_else(|| unsafe { release(home, ptr, None, None) })
+            .map(|_| ())
     }
 }

@@ -119,9 +119,9 @@ fn free_live<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
     let home = Home::of::<B>();
     let block = span.span.address(index) as *mut u8;
     // SAFETY: the block is lent and the borrower gives it up.
-    let freed = with_own_heap::<B, _>(|heap| unsafe { release(home, block, Some(heap)) });
+    let freed = with_own_heap::<B, _>(|heap| unsafe { release(home, block, Some(heap), None) });
     // SAFETY: as above. Inside a guarded call the free is queued.
-    freed.unwrap_or_else(|| unsafe { release(home, block, None) }).is_ok()
+    freed.unwrap_or_else(|| unsafe { release(home, block, None, None) }).is_ok()
 }
 
 /// Lets a span go: the borrower has no mapping of it, and holds no block of it. False where blocks of it are still held,

@@ -32,8 +32,8 @@ pub(crate) const MAX_BLOCKS: usize = GRANULE / MIN_BLOCK;
 /// special case is needed.
 #[inline(always)]
 pub(crate) const fn class_of(size: usize) -> usize {
-    let s = size - 1;
-    let e = usize::BITS - 1 - (s | 128).leading_zeros();
+    let s = size.wrapping_sub(1); // of 0: a class beyond all others
+    let e = (s | 128).ilog2();
     (s >> (e - 3)) + 8 * (e as usize - 7)
 }
 
@@ -52,6 +52,28 @@ pub(crate) const fn round_up(size: usize, align: usize) -> Option<usize> {
     match size.checked_add(align - 1) {
         Some(sum) if sum & !(align - 1) <= isize::MAX as usize => Some(sum & !(align - 1)),
         _ => None,
+    }
+}
+
+/// Classes whose blocks share spans.
+pub(crate) const SHARED_CLASSES: usize = class_of(SHARED_MAX) + 1;
+
+/// As [`class_for`], for the hot path: `None` also for size 0 and for classes whose blocks have a span of their own.
+#[inline(always)]
+pub(crate) const fn shared_class_for(size: usize, align: usize) -> Option<usize> {
+    // Every class is a multiple of the smallest block.
+    let rounded = if align <= MIN_BLOCK {
+        size
+    } else if size <= SHARED_MAX {
+        (size + align - 1) & !(align - 1)
+    } else {
+        return None;
+    };
+    let class = class_of(rounded);
+    if class < SHARED_CLASSES {
+        Some(class)
+    } else {
+        None
     }
 }
 
@@ -111,6 +133,19 @@ mod tests {
             assert!(class == 0 || class_size(class - 1) < size, "{size}");
         }
         assert_eq!(CLASSES, 136);
+    }
+
+    #[test]
+    fn the_hot_path_and_the_others_agree_on_classes() {
+        for align in (0..=GRANULE_SHIFT).map(|shift| 1 << shift) {
+            for size in (1..20_000).chain((SHARED_MAX - 20_000..=SHARED_MAX).step_by(13)) {
+                let class = class_for(size, align).filter(|class| *class < SHARED_CLASSES);
+                assert_eq!(shared_class_for(size, align), class, "{size} {align}");
+            }
+            for size in [0, SHARED_MAX + 1, LARGE_MAX, LARGE_MAX + 1, usize::MAX - 16, usize::MAX - 1, usize::MAX] {
+                assert_eq!(shared_class_for(size, align), None, "{size} {align}");
+            }
+        }
     }
 
     #[test]

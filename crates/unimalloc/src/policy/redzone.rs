@@ -1,6 +1,6 @@
 //! Redzones: bytes at the end of each Hardened block that nobody may write.
 
-use super::Policy;
+use super::{Policy, POISON};
 use crate::backend::BackendOps;
 
 const BYTES: usize = 16;
@@ -28,7 +28,25 @@ pub(crate) unsafe fn write(ops: &BackendOps, block: *mut u8, size: usize, policy
 ///
 /// # Safety
 /// The block is live and the caller's.
-pub(crate) unsafe fn intact(ops: &BackendOps, block: *const u8, size: usize, policy: Policy) -> bool {
+unsafe fn intact(ops: &BackendOps, block: *const u8, size: usize, policy: Policy) -> bool {
     // SAFETY: as in `write`.
     !policy.encoded() || unsafe { (ops.holds)(block.add(size - BYTES), PATTERN, BYTES) }
+}
+
+/// Checks the redzone of a block that nobody uses any more, and poisons the rest. False where the redzone was written to;
+/// then nothing was poisoned.
+///
+/// # Safety
+/// The block is the caller's, and nobody needs its contents.
+pub(crate) unsafe fn check_and_poison(ops: &BackendOps, block: *mut u8, size: usize, policy: Policy) -> bool {
+    if !policy.poisons() {
+        return true;
+    }
+    // SAFETY: the caller's block.
+    let intact = unsafe { intact(ops, block, size, policy) };
+    if intact {
+        // SAFETY: as above. Where the fill fails the context is lost, and the contents with it.
+        let _ = unsafe { (ops.fill)(block, POISON, size - bytes(policy)) };
+    }
+    intact
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::directory::Directory;
 use super::{Home, MAP};
 use crate::meta::geometry::{GRANULE, GRANULE_SHIFT};
-use crate::meta::span::{Span, NO_SEGMENT};
 use crate::meta::slot;
+use crate::meta::span::{Span, NO_SEGMENT};
 use crate::sync::{lock, Ordering::Relaxed};
 
 /// What a recount found. Blocks and their bytes, by where they are.
@@ -62,7 +62,11 @@ impl Home {
         Ok(spans)
     }
 
-    fn audit_segments(self, directory: &Directory, spans: &BTreeMap<usize, &'static Span>) -> Result<usize, String> {
+    fn audit_segments(
+        self,
+        directory: &Directory,
+        spans: &BTreeMap<usize, &'static Span>,
+    ) -> Result<usize, String> {
         let (mut empty, mut orphaned, mut reserved) = ((0, 0), (0, 0), 0);
         for (id, segment) in directory.segments() {
             reserved += segment.bytes();
@@ -73,10 +77,15 @@ impl Home {
                     return Err(format!("granule {address:x} of a segment is not mapped"));
                 };
                 let vacant = std::ptr::eq(span, self.vacant());
-                require(vacant == segment.is_free(granule), || format!("granule {address:x}: vacant is {vacant}"))?;
+                require(vacant == segment.is_free(granule), || {
+                    format!("granule {address:x}: vacant is {vacant}")
+                })?;
                 if !vacant {
-                    require(span.segment.load(Relaxed) == id, || format!("span {address:x} is of another segment"))?;
-                    orphans += usize::from(span.base() == address && span.state() == crate::meta::span::ORPHAN);
+                    require(span.segment.load(Relaxed) == id, || {
+                        format!("span {address:x} is of another segment")
+                    })?;
+                    orphans +=
+                        usize::from(span.base() == address && span.state() == crate::meta::span::ORPHAN);
                 }
             }
             require(orphans == segment.orphans(), || {
@@ -116,7 +125,9 @@ impl Home {
         let cached: BTreeSet<usize> = self.pools.huge.all().iter().map(|span| span.base()).collect();
         let mut cached_bytes = 0;
         for (base, span) in &spans {
-            let count = span.recount().map_err(|what| format!("span {base:x}, blocks of {}: {what}", span.block()))?;
+            let count = span
+                .recount()
+                .map_err(|what| format!("span {base:x}, blocks of {}: {what}", span.block()))?;
             if span.segment.load(Relaxed) == NO_SEGMENT {
                 reserved += span.region_bytes.load(Relaxed);
                 let free = span.slots()[0].load(Relaxed) == slot::UNUSED;
@@ -139,7 +150,9 @@ impl Home {
         require(huge == (cached.len(), cached_bytes), || {
             format!("huge pool says {huge:?}, found {} of {cached_bytes} bytes", cached.len())
         })?;
-        require(reserved == self.reserved(), || format!("{} bytes reserved, found {reserved}", self.reserved()))?;
+        require(reserved == self.reserved(), || {
+            format!("{} bytes reserved, found {reserved}", self.reserved())
+        })?;
         Ok(audit)
     }
 }

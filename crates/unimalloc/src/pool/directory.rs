@@ -130,7 +130,14 @@ impl Directory {
     }
 
     /// Adds a region whose usable part starts at `base`.
-    pub fn add_segment(&mut self, key: u32, region: Region, base: usize, granules: usize, age: usize) -> Change {
+    pub fn add_segment(
+        &mut self,
+        key: u32,
+        region: Region,
+        base: usize,
+        granules: usize,
+        age: usize,
+    ) -> Change {
         let runs = Runs::new(granules);
         let id = self.vacant_ids.pop().unwrap_or_else(|| {
             self.segments.push(None);
@@ -198,7 +205,10 @@ impl Directory {
 
     /// All listed orphans; for checks.
     pub fn orphans(&self) -> Vec<&'static Span> {
-        self.orphans.values().flat_map(|head| std::iter::successors(Some(*head), |span| span.next())).collect()
+        self.orphans
+            .values()
+            .flat_map(|head| std::iter::successors(Some(*head), |span| span.next()))
+            .collect()
     }
 
     /// Bytes of the segments that have been empty since before `before`.

@@ -11,6 +11,6 @@ mod pending;
 mod uses;
 
 pub(crate) use pending::{defer, farewell, reuse_on, Deferred};
-pub use pending::{pending_stats, PendingStats};
+pub use pending::{pending_stats, Notify, PendingStats};
 pub(crate) use uses::mark_block;
 pub use uses::record_use;

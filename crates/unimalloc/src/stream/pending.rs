@@ -19,7 +19,7 @@ use super::marks::take_streams;
 use crate::cuda::{CudaError, CudaErrorKind, Event, Stream, WeakStream};
 use crate::meta::slot;
 use crate::meta::span::{Remote, Span};
-use crate::policy::{redzone, Policy, POISON};
+use crate::policy::{redzone, Policy};
 use crate::pool::{is_dedicated, Home, Urgency};
 use crate::sync::{lock, AtomicUsize, Ordering};
 
@@ -38,6 +38,18 @@ pub(super) struct Pending {
     index: u16,
     /// Streams still to pass, where it waits for several.
     others: Option<Arc<AtomicUsize>>,
+    /// Who wants to hear when it has passed.
+    notify: Option<Notify>,
+}
+
+/// Called with `tag` and the block's bytes when a pending block has passed and is free, on whatever thread took it up;
+/// never for one that is lost with its context. It must not block or call the allocator.
+#[derive(Debug, Clone, Copy)]
+pub struct Notify {
+    /// What to call.
+    pub call: fn(tag: u64, bytes: usize),
+    /// What it is told.
+    pub tag: u64,
 }
 
 #[derive(Default)]
@@ -127,7 +139,13 @@ pub(crate) enum Deferred {
 }
 
 /// Frees a marked block once its streams have passed.
-pub(crate) fn defer(home: Home, span: &'static Span, index: usize, word: u16) -> Deferred {
+pub(crate) fn defer(
+    home: Home,
+    span: &'static Span,
+    index: usize,
+    word: u16,
+    notify: Option<Notify>,
+) -> Deferred {
     let Some(slot) = span.slots().get(index) else { return Deferred::DoubleFree };
     if slot.compare_exchange(word, slot::PENDING, AcqRel, Relaxed).is_err() {
         return Deferred::DoubleFree;
@@ -143,7 +161,13 @@ pub(crate) fn defer(home: Home, span: &'static Span, index: usize, word: u16) ->
     for track in tracks {
         let full = {
             let mut queue = lock(&track.queue);
-            queue.open.blocks.push(Pending { home, span, index: index as u16, others: others.clone() });
+            queue.open.blocks.push(Pending {
+                home,
+                span,
+                index: index as u16,
+                others: others.clone(),
+                notify,
+            });
             queue.open.bytes += span.block();
             let full = queue.open.blocks.len() >= BATCH_BLOCKS || queue.open.bytes >= BATCH_BYTES;
             full.then(|| std::mem::take(&mut queue.open))
@@ -200,7 +224,11 @@ impl Pending {
             return;
         }
         self.uncount();
+        let bytes = self.span.block();
         release_passed(self.home, self.span, self.index);
+        if let Some(Notify { call, tag }) = self.notify {
+            call(tag, bytes);
+        }
     }
 
     /// Its context died.
@@ -218,14 +246,9 @@ impl Pending {
 pub(crate) fn release_passed(home: Home, span: &'static Span, index: u16) {
     let policy = Policy::from_lane(span.lane.load(Relaxed));
     let block = span.address(index) as *mut u8;
-    if policy.poisons() {
-        // SAFETY: the block is PENDING, taken out of its batch by us alone, and the GPU is done with it.
-        let intact = unsafe { redzone::intact(home.ops, block, span.block(), policy) };
-        if !intact {
-            return home.pools.report_corruption(); // never handed out again
-        }
-        // SAFETY: as above.
-        let _ = unsafe { (home.ops.fill)(block, POISON, span.block() - redzone::bytes(policy)) };
+    // SAFETY: the block is PENDING, taken out of its batch by us alone, and the GPU is done with it.
+    if !unsafe { redzone::check_and_poison(home.ops, block, span.block(), policy) } {
+        return home.pools.report_corruption(); // never handed out again
     }
     if is_dedicated(span) {
         let _ = home.free_dedicated(span, slot::PENDING);

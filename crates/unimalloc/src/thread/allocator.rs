@@ -18,8 +18,8 @@ pub(crate) struct HeapCell {
     busy: Cell<bool>,
     encoded: bool,
     home: Home,
-    /// The slots this heap is registered in by hand; null if none.
-    registered_in: Cell<*const Slots>,
+    /// The slots that use or used this heap; null if none.
+    slots: Cell<*const Slots>,
     heap: UnsafeCell<Option<Heap>>,
 }
 
@@ -44,7 +44,7 @@ impl HeapCell {
             busy: Cell::new(false),
             encoded,
             home,
-            registered_in: Cell::new(ptr::null()),
+            slots: Cell::new(ptr::null()),
             // In the child of a fork a lock that a heap needs may be held by a thread that is not there.
             heap: UnsafeCell::new((!fork::forked()).then(|| Heap::new(home, first))),
         });
@@ -61,41 +61,48 @@ impl HeapCell {
         ptr::eq(self.home.pools, home.pools)
     }
 
-    pub(super) fn set_registered_in(&self, slots: *const Slots) {
-        self.registered_in.set(slots);
+    pub(super) fn set_slots(&self, slots: &Slots) {
+        self.slots.set(slots);
+    }
+
+    fn slots(&self) -> Option<&Slots> {
+        // SAFETY: null, or slots of this thread, which live until it ends; cells never leave their thread.
+        unsafe { self.slots.get().as_ref() }
+    }
+
+    /// Where the heap is, if no slow path uses it now.
+    pub(super) fn idle_heap(&self) -> *mut Heap {
+        if self.busy.get() {
+            return ptr::null_mut();
+        }
+        // SAFETY: not busy, so nobody has a reference; this one ends here.
+        unsafe { &mut *self.heap.get() }.as_mut().map_or(ptr::null_mut(), |heap| heap)
     }
 
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.get()
     }
 
-    /// The heap, for a hot path that calls nothing outside this crate while it uses it. `None` while a slow path runs.
-    ///
-    /// # Safety
-    /// The reference must be gone before anything else can use this cell: before any call of a backend or a closure.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn hot(&self) -> Option<&mut Heap> {
-        if self.busy.get() {
-            return None;
-        }
-        // SAFETY: not busy, so no slow path holds a reference; cells are used on one thread only (`Rc`), and the
-        // caller promises that hot paths do not nest.
-        unsafe { &mut *self.heap.get() }.as_mut()
+    /// The number of the heap; 0 while a slow path uses it.
+    pub(crate) fn id(&self) -> u64 {
+        // SAFETY: null, or a heap that nobody has a reference to; this one ends here.
+        unsafe { self.idle_heap().as_ref() }.map_or(0, Heap::id)
     }
 
     /// Runs `f` with the heap, which then counts as busy. `None` where it is busy already.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Heap) -> R) -> Option<R> {
-        struct Idle<'a>(&'a Cell<bool>);
+        struct Idle<'a>(&'a HeapCell);
         impl Drop for Idle<'_> {
             fn drop(&mut self) {
-                self.0.set(false);
+                self.0.busy.set(false);
+                self.0.slots().into_iter().for_each(Slots::resume);
             }
         }
         if self.busy.replace(true) {
             return None;
         }
-        let _idle = Idle(&self.busy);
+        self.slots().into_iter().for_each(|slots| slots.suspend(self));
+        let _idle = Idle(self);
         // SAFETY: `busy` was false and is true now, so this is the only reference until `_idle` is dropped.
         unsafe { &mut *self.heap.get() }.as_mut().map(f)
     }
@@ -103,8 +110,7 @@ impl HeapCell {
 
 impl Drop for HeapCell {
     fn drop(&mut self) {
-        // SAFETY: null, or this thread's slots, which live until the thread ends; handles never leave their thread.
-        if let Some(slots) = unsafe { self.registered_in.get().as_ref() } {
+        if let Some(slots) = self.slots() {
             slots.unregister(self);
         }
         let identity: *const Self = self;

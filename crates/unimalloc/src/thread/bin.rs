@@ -11,10 +11,14 @@ pub(super) struct Cached {
     pub slot: &'static AtomicU16,
 }
 
+/// Thirty-two bytes, so that a class becomes an address by a shift.
+#[repr(C)]
 pub(super) struct Bin {
-    /// Capacity is fixed at `limit` on first use; a push below it never reallocates.
-    pub cache: Vec<Cached>,
-    pub limit: u16,
+    /// `limit` entries from first use on; none before, so that the hot path needs one check where it pushes.
+    entries: Box<[Cached]>,
+    /// Entries in use: the first ones. The last of them is handed out next.
+    len: u32,
+    limit: u16,
     pub class: u16,
     /// Spans with free blocks, linked; the head is used first. Holds at most one span without used blocks.
     pub partial: Option<&'static Span>,
@@ -33,12 +37,65 @@ impl Bin {
             size if size > SHARED_MAX => 1,
             size => (CACHE_BYTES / size).clamp(2, MAX_CACHED),
         };
-        Self { cache: Vec::new(), limit: limit as u16, class: class as u16, partial: None }
+        Self { entries: Box::default(), len: 0, limit: limit as u16, class: class as u16, partial: None }
     }
 
     /// Blocks to move at a time between cache and spans.
     pub fn batch(&self) -> usize {
         (usize::from(self.limit) / 2).max(1)
+    }
+
+    /// Blocks in the cache.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.len() >= usize::from(self.limit)
+    }
+
+    /// The block that was cached last.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Option<Cached> {
+        let last = self.len.checked_sub(1)?;
+        let block = *self.entries.get(last as usize)?;
+        self.len = last;
+        Some(block)
+    }
+
+    /// Caches a block; false if the cache is full, or was never used.
+    #[inline(always)]
+    pub fn push(&mut self, address: usize, slot: &'static AtomicU16) -> bool {
+        let Some(entry) = self.entries.get_mut(self.len as usize) else { return false };
+        *entry = Cached { address, slot };
+        self.len += 1;
+        true
+    }
+
+    /// As [`push`](Self::push), and makes the entries on first use.
+    pub fn push_first(&mut self, address: usize, slot: &'static AtomicU16) -> bool {
+        if self.entries.is_empty() {
+            self.entries = vec![Cached { address, slot }; usize::from(self.limit)].into();
+        }
+        self.push(address, slot)
+    }
+
+    /// Puts the blocks from `from` on in reverse.
+    pub fn reverse(&mut self, from: usize) {
+        let len = self.len();
+        self.entries[from..len].reverse();
+    }
+
+    /// The block at a position; 0 is the oldest.
+    pub fn address_at(&self, position: usize) -> usize {
+        self.entries[position].address
+    }
+
+    /// Forgets the `count` oldest blocks.
+    pub fn drop_oldest(&mut self, count: usize) {
+        let len = self.len();
+        self.entries.copy_within(count..len, 0);
+        self.len -= count as u32;
     }
 
     pub fn link(&mut self, span: &'static Span) {
@@ -51,5 +108,15 @@ impl Bin {
         if self.partial.is_some_and(|head| std::ptr::eq(head, span)) {
             self.partial = next;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bin_stays_thirty_two_bytes() {
+        assert_eq!(size_of::<Bin>(), 32);
     }
 }

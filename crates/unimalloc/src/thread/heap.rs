@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-use super::bin::{Bin, Cached};
+use super::bin::Bin;
 use crate::backend::fork;
 use crate::error::{last_error, AllocError};
 use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
@@ -112,28 +112,18 @@ impl Heap {
 
     // ---- allocation ----
 
-    /// A cached block of the first key's class, or 0.
+    /// A cached block of a class of the first key, or 0. Classes of blocks that have a span of their own are not for here.
     #[inline(always)]
     pub(crate) fn alloc_cached(&mut self, class: usize) -> usize {
-        let Some(bin) = self.bins.get_mut(class) else { return 0 };
-        match bin.cache.pop() {
-            Some(block) if class <= SHARED_CLASS => {
-                block.slot.store(slot::LIVE, Relaxed);
-                block.address
-            }
-            Some(block) => {
-                self.large_cached -= class_size(class);
-                block.slot.store(slot::LIVE, Relaxed);
-                block.address
-            }
-            None => 0,
-        }
+        let Some(block) = self.bins.get_mut(class).and_then(Bin::pop) else { return 0 };
+        block.slot.store(slot::LIVE, Relaxed);
+        block.address
     }
 
     /// A block of bin `at`, or 0 with the reason in `last_error`.
     pub(crate) fn alloc(&mut self, at: usize) -> usize {
         let bin = &mut self.bins[at];
-        if let Some(block) = bin.cache.pop() {
+        if let Some(block) = bin.pop() {
             if usize::from(bin.class) > SHARED_CLASS {
                 self.large_cached -= class_size(usize::from(bin.class));
             }
@@ -172,15 +162,14 @@ impl Heap {
         if first.is_some() {
             let bin = &mut self.bins[at];
             let batch = bin.batch();
-            bin.cache.reserve_exact(usize::from(bin.limit).saturating_sub(bin.cache.len()));
-            let from = bin.cache.len();
+            let from = bin.len();
             for _ in 1..batch {
                 let Ok(Some(index)) = span.pop() else { break };
                 let slot = &span.slots()[usize::from(index)];
                 slot.store(slot::CACHED, Relaxed);
-                bin.cache.push(Cached { address: span.address(index), slot });
+                bin.push_first(span.address(index), slot);
             }
-            bin.cache[from..].reverse(); // so that blocks come out in the order of the list
+            bin.reverse(from); // so that blocks come out in the order of the list
         }
         if !span.has_free() {
             self.park(at, span);
@@ -278,7 +267,7 @@ impl Heap {
         });
         self.inbox.reserve(index);
         self.tenants[index as usize] = Some(span);
-        let fast = self.keys[at / CLASSES].0.policy == Policy::Standard;
+        let fast = self.keys[at / CLASSES].0.policy == Policy::Standard && at % CLASSES <= SHARED_CLASS;
         span.adopt(self.id(), fast, at as u16, self.inbox, index);
         self.bins[at].link(span);
     }
@@ -297,12 +286,8 @@ impl Heap {
         }
         let at = usize::from(span.bin());
         let Some(bin) = self.bins.get_mut(at) else { return false };
-        if bin.cache.len() >= usize::from(bin.limit) || usize::from(bin.class) > SHARED_CLASS {
-            return self.free_full(at, address, slot);
-        }
         slot.store(slot::CACHED, Relaxed);
-        bin.cache.push(Cached { address, slot });
-        true
+        bin.push(address, slot) || self.free_full(at, address, slot)
     }
 
     /// As `free_cached`, where the cache has no room or the block is large.
@@ -316,13 +301,11 @@ impl Heap {
             return true;
         }
         let bin = &mut self.bins[at];
-        if bin.cache.len() >= usize::from(bin.limit) {
+        if bin.is_full() {
             let oldest = bin.batch();
             self.flush(at, oldest);
         }
-        let bin = &mut self.bins[at];
-        bin.cache.reserve_exact(usize::from(bin.limit).saturating_sub(bin.cache.len()));
-        bin.cache.push(Cached { address, slot });
+        self.bins[at].push_first(address, slot);
         if large {
             self.large_cached += size;
         }
@@ -389,12 +372,12 @@ impl Heap {
 
     /// Gives the `count` oldest blocks of a cache back to their spans.
     fn flush(&mut self, at: usize, count: usize) {
-        let count = count.min(self.bins[at].cache.len());
+        let count = count.min(self.bins[at].len());
         for position in 0..count {
-            let address = self.bins[at].cache[position].address;
+            let address = self.bins[at].address_at(position);
             self.put_back(at, address);
         }
-        self.bins[at].cache.drain(..count);
+        self.bins[at].drop_oldest(count);
         let size = class_size(at % CLASSES);
         if size > SHARED_MAX {
             self.large_cached -= size * count;

@@ -23,7 +23,10 @@ use crate::pool::{HasSegmentPool, Home};
 
 /// This thread's slots for one backend. [`backend_pools!`](crate::backend_pools) makes the thread-local.
 pub struct Slots {
-    /// What the hot path uses, by mode: null unless the slot is live and no guarded call is running.
+    /// What the hot path uses: the plain heap, null unless its slot is live, no guarded call is running, and no slow path
+    /// uses the heap.
+    hot: Cell<*mut Heap>,
+    /// The heap of each mode: null unless the slot is live and no guarded call is running.
     fast: [Cell<*const HeapCell>; 2],
     /// Null until the first heap is made.
     state: Cell<*const State>,
@@ -70,6 +73,7 @@ impl Slots {
     /// Uninitialised slots.
     pub const fn new() -> Self {
         Self {
+            hot: Cell::new(ptr::null_mut()),
             fast: [const { Cell::new(ptr::null()) }; 2],
             state: Cell::new(ptr::null()),
             dead: Cell::new(false),
@@ -77,7 +81,32 @@ impl Slots {
         }
     }
 
-    /// The heap of a mode, if the hot path may use it now.
+    /// The plain heap, if a hot path may use it now: one that calls nothing outside this crate while it does.
+    ///
+    /// # Safety
+    /// The reference must be gone before anything else can use the heap: before any call of a backend or a closure.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn hot(&self) -> Option<&mut Heap> {
+        // SAFETY: non-null only while `fast[0]` is, whose heap it points to, and while no slow path has a reference to
+        // it (`HeapCell::with` sees to that). Used on this thread only, and the caller promises that hot paths do not
+        // nest.
+        unsafe { self.hot.get().as_mut() }
+    }
+
+    /// Takes the heap of a cell from the hot path while a slow path uses it.
+    pub(super) fn suspend(&self, cell: *const HeapCell) {
+        if ptr::eq(self.fast[0].get(), cell) {
+            self.hot.set(ptr::null_mut());
+        }
+    }
+
+    /// Gives the hot path the heap that it may use now.
+    pub(super) fn resume(&self) {
+        self.hot.set(self.fast(false).map_or(ptr::null_mut(), HeapCell::idle_heap));
+    }
+
+    /// The heap of a mode, unless a guarded call is running.
     #[inline(always)]
     pub(crate) fn fast(&self, encoded: bool) -> Option<&HeapCell> {
         // SAFETY: non-null fast pointers are kept alive by `own`, or by a handle that clears the pointer before the
@@ -125,7 +154,12 @@ impl Slots {
                 _ => ptr::null(),
             };
             self.fast[usize::from(encoded)].set(cell);
+            // SAFETY: null, or kept alive as `fast` says.
+            if let Some(cell) = unsafe { cell.as_ref() } {
+                cell.set_slots(self);
+            }
         }
+        self.resume();
     }
 
     /// The current heap of a mode, made if needed. `None` while dead or forked.
@@ -181,7 +215,7 @@ impl Slots {
         let slot = &state.slots[usize::from(cell.encoded())];
         let own = slot.own.borrow().as_ref().is_some_and(|own| Rc::ptr_eq(own, &cell));
         slot.registered.set(if own { None } else { Some(Rc::as_ptr(&cell)) });
-        cell.set_registered_in(if own { ptr::null() } else { self });
+        cell.set_slots(self);
         self.refresh();
     }
 
@@ -200,6 +234,7 @@ impl Slots {
     /// The thread ends. Called by the sentinel, once; safe to call again.
     pub fn tear_down(&self) {
         self.dead.set(true);
+        self.hot.set(ptr::null_mut());
         self.fast.iter().for_each(|fast| fast.set(ptr::null()));
         let state = self.state.replace(ptr::null());
         if !state.is_null() {
@@ -213,6 +248,7 @@ impl Slots {
 
     /// In the child of a fork: no heap may be used any more.
     pub fn forbid(&self) {
+        self.hot.set(ptr::null_mut());
         self.fast.iter().for_each(|fast| fast.set(ptr::null()));
     }
 
