@@ -184,7 +184,7 @@ test("withAllocator: the thread's allocator, under the guard", (t) => {
   let kept: ThreadAllocator | undefined
   const result = HostBackend.withAllocator((allocator) => {
     kept = allocator
-    t.is(allocator.ptr, HostBackend.getAllocatorPtr())
+    t.is<bigint | null, bigint | null>(allocator.ptr, HostBackend.getAllocatorPtr())
     const block = allocator.alloc(100, 64)!
     t.is(block % 64n, 0n)
     t.is(
@@ -239,7 +239,7 @@ test('withAllocator: a throw passes through and releases the guard', (t) => {
 test('withAllocator by policy', (t) => {
   HostBackend.withAllocator(
     (allocator) => {
-      t.is(allocator.ptr, HostBackend.getAllocatorPtr({ policy: 'hardened' }))
+      t.is<bigint | null, bigint | null>(allocator.ptr, HostBackend.getAllocatorPtr({ policy: 'hardened' }))
       const block = allocator.alloc(50, 16)!
       allocator.free(block)
       throwsCode(t, () => allocator.alloc(50, 16, { policy: 'standard' }), 'INVALID_ARGUMENT', /mode/)

@@ -16,7 +16,7 @@ for (const make of [alloc, allocUnsafe]) {
     t.is(array.length, 0)
     t.is(part.length, 0)
     t.is(buffer.byteLength, 0)
-    t.is(array.at(0), undefined)
+    t.is(array[0] as unknown, undefined)
     array[0] = 1
     t.throws(() => new Uint8Array(buffer), { instanceOf: TypeError })
   })

@@ -39,9 +39,10 @@ export function allocationError(account: number, bytes: number, refusal: number 
   if (reason != null && code !== undefined) {
     const cuda =
       reason.driver == null ? undefined : { name: native().cudaErrorName(reason.driver), value: reason.driver }
+    const named = cuda === undefined ? '' : ` (${cuda.name})`
     return new UnimallocError(
       code,
-      `${showBytes(bytes)} could not be allocated: ${reason.message}`,
+      `${showBytes(bytes)} could not be allocated: ${reason.message}${named}`,
       cuda ? { cuda } : {},
     )
   }

@@ -176,7 +176,9 @@ pub fn read_backend_stats(backend: u32, mut out: Float64ArraySlice<'_>) -> Resul
 fn backend_figures(backend: Backend) -> [f64; 9] {
     let stats = backend.stats();
     let (blocks, bytes) = block::quarantined();
-    let limit = if stats.limit_bytes == u64::MAX { f64::INFINITY } else { stats.limit_bytes as f64 };
+    // 0 stands for a ceiling that was not looked at yet: that happens when the backend first grows.
+    let limit =
+        if matches!(stats.limit_bytes, 0 | u64::MAX) { f64::INFINITY } else { stats.limit_bytes as f64 };
     [
         stats.reserved_bytes as f64,
         stats.cached_bytes as f64,
