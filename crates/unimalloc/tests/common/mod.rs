@@ -1,6 +1,8 @@
 //! What several test binaries share.
 #![allow(dead_code, missing_docs)] // each binary uses a part
 
+pub mod faulty;
+pub mod model;
 pub mod prot_none;
 
 use unimalloc::{thread_alloc, thread_free, AllocPolicy, FreeError, ThreadSlots};
