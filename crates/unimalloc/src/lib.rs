@@ -42,7 +42,7 @@ pub use policy::{AllocPolicy, HardenedPolicy, Policy, SecurePolicy, StandardPoli
 #[doc(hidden)]
 pub use pool::Audit;
 pub use pool::{BackendPools, GlobalHugePool, GlobalSegmentPool, HasSegmentPool};
-pub use stream::{pending_stats, record_use, Notify, PendingStats};
+pub use stream::{pending_stats, record_use, take_up_pending, Notify, PendingStats};
 pub use thread::{LocalAllocatorSelector, PolicySlotSelection, ThreadAllocator};
 #[doc(hidden)]
 pub use thread::{SharedHeaps, Slots, ThreadSlots};

@@ -10,6 +10,14 @@ mod marks;
 mod pending;
 mod uses;
 
+use crate::pool::Urgency;
+
+/// Takes up the pending frees whose streams have passed, and with `wait` waits for all of them first. Answers whether any
+/// was taken up. The pools do this by themselves when they need memory.
+pub fn take_up_pending(wait: bool) -> bool {
+    pending::reclaim(if wait { Urgency::Wait } else { Urgency::Look })
+}
+
 pub(crate) use pending::{defer, farewell, reuse_on, Deferred};
 pub use pending::{pending_stats, Notify, PendingStats};
 pub(crate) use uses::mark_block;
