@@ -12,6 +12,7 @@ export {
 export type { Backend, PolicyOption, PolicySlots, PoolFigures } from './ts/contract.js'
 export * as cuda from './ts/cuda/index.js'
 export { alloc, allocator, allocUnsafe, configure, from, isCudaAvailable, pointerOf, whyNoCuda } from './ts/default.js'
+export type { Dim, KernelArgument } from './ts/cuda/index.js'
 export { UnimallocError } from './ts/errors.js'
 export type { UnimallocErrorCode } from './ts/errors.js'
 export type { Scope } from './ts/scope.js'
