@@ -130,7 +130,7 @@ anyTest('every program in examples/ is among the tests and in the list that read
   const found = readdirSync(join(root, 'examples'), { withFileTypes: true })
     .filter(({ name }) => name !== 'demo' && !name.endsWith('.md'))
     .map((entry) => (entry.isDirectory() ? `${entry.name}/main.js` : entry.name))
-  t.deepEqual(new Set(found), new Set(examples.map(({ program }) => program)))
+  t.deepEqual([...found].sort(), examples.map(({ program }) => program).sort())
   const list = readFileSync(join(root, 'examples', 'README.md'), 'utf8')
   for (const program of found) t.true(list.includes(`node examples/${program}`), program)
 })
