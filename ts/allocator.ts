@@ -3,6 +3,7 @@ import type { Kind } from './arrays.js'
 import { Block, blockOfBuffer, isDetached } from './buffers.js'
 import { Books } from './books.js'
 import { streamHandle } from './cuda/stream-handle.js'
+import type { NativeStream } from './cuda/stream-handle.js'
 import { invalid, show, typed, UnimallocError } from './errors.js'
 import { reportAtExit, Tracker } from './leaks.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
@@ -49,11 +50,12 @@ interface Opened {
 interface Request {
   alignment: number
   placement: number
+  stream?: NativeStream
 }
 
-/** What native code is to do about the contents, and which blocks may be neighbours; `alloc.rs` has the same. */
-const ZEROED = 1
-const POOLED = 2
+/** Bits beside the placement's number: what is done about the contents, and which blocks may be neighbours. `alloc.rs` has the same. */
+const ZEROED = 4
+const POOLED = 8
 
 /** Options of an allocator that opens its account later. */
 const DEFERRED: AllocatorOptions = {}
@@ -294,11 +296,11 @@ export class Allocator implements Disposable {
     contents: number,
     caller: (...args: never[]) => unknown,
   ): UnifiedArray {
-    const { placement } = this.#account()
+    const opened = this.#account()
     const request =
       options === undefined
-        ? { alignment: DEFAULT_ALIGNMENT, placement }
-        : checkAllocOptions(caller.name, options, placement)
+        ? { alignment: DEFAULT_ALIGNMENT, placement: opened.placement }
+        : checkAllocOptions(caller.name, options, opened)
     return this.#makeChecked(kind, length, request, contents, caller)
   }
 
@@ -329,10 +331,12 @@ export class Allocator implements Disposable {
   #allocate(opened: Opened, bytes: number, request: Request, contents: number): ArrayBuffer {
     const binding = native()
     const attempt = (): ArrayBuffer | null =>
-      typed(() => binding.allocate(opened.number, bytes, request.alignment, request.placement, contents, result))
+      typed(() =>
+        binding.allocate(opened.number, bytes, request.alignment, request.placement | contents, result, request.stream),
+      )
     let buffer = attempt()
     // What the GPU has finished with since, or finishes soon, may be enough.
-    if (buffer === null && isRefusal() && typed(() => binding.drainInFlight())) buffer = attempt()
+    if (buffer === null && isRefusal() && typed(() => binding.drainPending())) buffer = attempt()
     if (buffer === null && isRefusal() && this.#outOfMemory?.(bytes) === true) {
       this.#check()
       buffer = attempt()
@@ -376,14 +380,20 @@ function isRefusal(): boolean {
   return result[0] === REFUSED.byLimit || result[0] === REFUSED.byBackend
 }
 
-function checkAllocOptions(what: string, options: AllocOptions, placement: number): Request {
+function checkAllocOptions(what: string, options: AllocOptions, opened: Opened): Request {
   checkKeys(what, options, ALLOC_KEYS)
-  if (options.stream !== undefined) streamHandle(options.stream)
-  return {
-    alignment: options.alignment === undefined ? DEFAULT_ALIGNMENT : alignment(`${what}: alignment`, options.alignment),
+  const { alignment: align, placement, stream } = options
+  const request: Request = {
+    alignment: align === undefined ? DEFAULT_ALIGNMENT : alignment(`${what}: alignment`, align),
     placement:
-      options.placement === undefined
-        ? placement
-        : PLACEMENTS.indexOf(oneOf(`${what}: placement`, options.placement, PLACEMENTS)),
+      placement === undefined
+        ? opened.placement
+        : PLACEMENTS.indexOf(oneOf(`${what}: placement`, placement, PLACEMENTS)),
   }
+  if (stream !== undefined) {
+    const handle = streamHandle(stream)
+    // The host writes to a copy at once, and on host memory there is nothing to order.
+    if (what !== 'from' && opened.backend === 'cuda-unified') request.stream = handle
+  }
+  return request
 }

@@ -57,7 +57,10 @@ export interface AllocOptions {
   placement?: Placement
   /** Alignment of the first byte: a power of two up to 2 MiB. Default 256, as CUDA libraries expect. */
   alignment?: number
-  /** The stream that will use the memory first. */
+  /**
+   * The stream that will use the memory first. Zeroing is then ordered on it, and with `allocUnsafe` and placement `'device'` the memory
+   * may be some that earlier work on it still uses: the program touches the array only after the stream was synchronised.
+   */
   stream?: Stream
 }
 

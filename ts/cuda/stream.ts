@@ -127,14 +127,7 @@ export class Stream implements Disposable {
   /** Ends the use of the stream; queued work still completes. A second call does nothing. The default stream refuses. */
   [Symbol.dispose](): void {
     if (!this.#disposable) throw invalid('the default stream serves the whole program and is not disposed')
-    let stream
-    try {
-      stream = streamHandle(this)
-    } catch {
-      return
-    }
     unbindStream(this)
-    typed(() => native().streamRetire(stream))
   }
 }
 

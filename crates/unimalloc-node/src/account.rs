@@ -118,6 +118,39 @@ impl Account {
     }
 }
 
+/// What is due to an account when a block of it has passed its streams.
+///
+/// Owned by exactly one side: by this value until its tag was accepted by the allocator, then by the tag.
+pub struct Settlement(*mut (Arc<Account>, u64));
+
+impl Settlement {
+    pub fn new(account: &Arc<Account>, usable: u64) -> Self {
+        Self(Box::into_raw(Box::new((Arc::clone(account), usable))))
+    }
+
+    pub fn tag(&self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
+    pub fn settle(self) {
+        Self::notify(self.tag(), 0);
+    }
+
+    /// Nothing is due: the block stays where it is.
+    pub fn forget(self) {
+        // SAFETY: made by `new`, and owned by this value, which ends here.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+
+    /// For the allocator, which calls it once for a tag that it has accepted, on any thread.
+    pub fn notify(tag: u64, _block_bytes: usize) {
+        let settlement: *mut (Arc<Account>, u64) = std::ptr::with_exposed_provenance_mut(tag as usize);
+        // SAFETY: the tag is that of a settlement made by `new`, which is passed to this function once.
+        let (account, usable) = *unsafe { Box::from_raw(settlement) };
+        account.settle(usable);
+    }
+}
+
 /// Accounts by the number that JavaScript knows them by. A number is never used again, so a stale one finds nothing.
 static ACCOUNTS: Mutex<Vec<Option<Arc<Account>>>> = Mutex::new(Vec::new());
 

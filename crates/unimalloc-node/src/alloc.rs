@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use napi::bindgen_prelude::{Env, Float64ArraySlice, JsValue, Unknown};
+use napi::bindgen_prelude::{Env, External, Float64ArraySlice, JsValue, Unknown};
 use napi::Result;
 use napi_derive::napi;
+use unimalloc::cuda::Stream;
 use unimalloc::last_error;
 
 use crate::account::{self, Account, FIGURES};
-use crate::block::{self, Block, Contents, Refusal};
+use crate::block::{self, Block, Refusal, Wanted};
 use crate::buffer::{self, BufferError};
-use crate::cuda::in_flight;
+use crate::cuda::{host_access, take_up_passed, to_failure};
 use crate::dispatch::{Backend, Policy};
 use crate::failure::{failure, free_failure, reason_name};
 use crate::holds::{self, Handle};
@@ -22,9 +23,10 @@ const REFUSED_BY_BACKEND: f64 = -2.0;
 const BUFFERS_BANNED: f64 = -3.0;
 const BUFFER_REFUSED: f64 = -4.0;
 
-/// Bits of `contents`; `ts/allocator.ts` has the same.
-const ZEROED: u32 = 1;
-const POOLED: u32 = 2;
+/// `how` of an allocation: the placement's number, and these bits; `ts/allocator.ts` has the same.
+const PLACEMENT: u32 = 3;
+const ZEROED: u32 = 4;
+const POOLED: u32 = 8;
 
 /// Opens an account. `limit` is in bytes and may be infinite.
 #[napi(catch_unwind)]
@@ -52,17 +54,24 @@ pub fn allocate<'env>(
     number: u32,
     bytes: f64,
     align: f64,
-    placement: u32,
-    contents: u32,
+    how: u32,
     mut out: Float64ArraySlice<'_>,
+    stream: Option<&External<Stream>>,
 ) -> Result<Option<Unknown<'env>>> {
     let account = find_account(number)?;
-    in_flight::poll();
-    if contents & POOLED == 0 {
+    // All but the arrays of `allocUnsafe` are written to by the CPU, now or as soon as they are handed out.
+    if how & POOLED == 0 {
         check_host_access(account.backend)?;
     }
-    let contents = Contents { zeroed: contents & ZEROED != 0, pooled: contents & POOLED != 0 };
-    let block = match Block::allocate(&account, bytes as usize, align as usize, placement, contents) {
+    let wanted = Wanted {
+        bytes: bytes as usize,
+        align: align as usize,
+        placement: how & PLACEMENT,
+        zeroed: how & ZEROED != 0,
+        pooled: how & POOLED != 0,
+        stream: stream.map(|stream| &**stream),
+    };
+    let block = match Block::allocate(&account, &wanted) {
         Ok(block) => block,
         Err(refusal) => {
             let reason = if refusal == Refusal::Limit { REFUSED_BY_LIMIT } else { REFUSED_BY_BACKEND };
@@ -89,7 +98,7 @@ pub fn allocate<'env>(
 
 /// Refuses what would make the CPU touch managed memory while that is forbidden.
 fn check_host_access(backend: Backend) -> Result<()> {
-    if backend == Backend::Cuda && !in_flight::host_may_access() {
+    if backend == Backend::Cuda && !host_access::is_allowed() {
         return Err(failure(
             "HOST_ACCESS_WHILE_BUSY",
             "a kernel launched with unsafeConcurrent is running on a device whose managed memory the CPU may not touch \
@@ -145,7 +154,8 @@ pub fn copy_block(to: f64, from: f64, bytes: f64) -> Result<bool> {
         return Ok(false);
     };
     check_host_access(to.account().backend)?;
-    in_flight::wait_for(&from);
+    from.wait_for_gpu().map_err(|error| to_failure(&error))?;
+    to.wait_for_gpu().map_err(|error| to_failure(&error))?;
     let bytes = (bytes as usize).min(to.usable()).min(from.usable());
     if to.address() == from.address() || bytes == 0 {
         return Ok(true);
@@ -160,7 +170,7 @@ pub fn copy_block(to: f64, from: f64, bytes: f64) -> Result<bool> {
 #[napi(catch_unwind)]
 pub fn read_stats(number: u32, mut out: Float64ArraySlice<'_>) -> Result<()> {
     let account = find_account(number)?;
-    in_flight::poll();
+    take_up_passed();
     out::write(&mut out, 0, &account.figures());
     out::write(&mut out, FIGURES, &backend_figures(account.backend));
     Ok(())
@@ -202,7 +212,6 @@ pub fn reset_peak(number: u32) -> Result<()> {
 /// Gives free memory beyond `keep_bytes` back to the system or the driver; answers how many bytes went.
 #[napi(catch_unwind)]
 pub fn trim(backend: u32, keep_bytes: f64) -> Result<f64> {
-    in_flight::poll();
     let keep = if keep_bytes >= usize::MAX as f64 { usize::MAX } else { keep_bytes as usize };
     Ok(Backend::from(backend).trim(keep) as f64)
 }

@@ -1,32 +1,38 @@
 //! A block and everybody who keeps it alive.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use unimalloc::cuda::{self, CudaError, Stream};
 use unimalloc::{AllocOptions, FreeError};
 
 use crate::account::Account;
-use crate::cuda::in_flight;
 use crate::dispatch::place;
 
 /// Blocks of `alloc` and of `allocUnsafe` never share a span: a span of the second may be shown to JavaScript as a whole.
 const GROUP_OWN: u8 = 1;
 const GROUP_POOLED: u8 = 2;
 
-/// What JavaScript asks for besides size, alignment and placement.
-#[derive(Debug, Clone, Copy)]
-pub struct Contents {
+/// What JavaScript asks for.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    pub bytes: usize,
+    pub align: usize,
+    /// The placement's number.
+    pub placement: u32,
     /// Whether the block reads as zero.
     pub zeroed: bool,
     /// Whether it is one of `allocUnsafe`.
     pub pooled: bool,
+    /// The stream that uses it first.
+    pub stream: Option<&'a Stream>,
 }
 
 /// A live block. It goes back to the pools when the last `Arc` is dropped; that is the only way it does.
 ///
-/// Two kinds of holder exist. **Visible** ones, counted in `visible`, are the ones a program can reach: `ArrayBuffer`s
-/// and handed-over tokens. When the last visible holder lets go, the block is no longer part of the allocator's current
-/// bytes. Other `Arc`s are launches on the GPU that have not finished: until they have, the block is pending.
+/// `visible` counts the holders that a program can reach: `ArrayBuffer`s and handed-over tokens. When the last of them lets go, the
+/// block is no longer part of its allocator's current bytes. It is pending until the streams it was used on have passed, which the
+/// allocator's core takes care of.
 #[derive(Debug)]
 pub struct Block {
     address: usize,
@@ -36,6 +42,8 @@ pub struct Block {
     /// Once 0 it stays 0: nobody can attach to a block that was let go.
     visible: AtomicU32,
     returned: bool,
+    /// Whether work on the GPU was given the block: then it may still be writing to it.
+    used_on_gpu: AtomicBool,
     /// What names the block to other threads, made when it is first shared.
     pub token: OnceLock<[u8; 16]>,
 }
@@ -55,40 +63,34 @@ static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 impl Block {
     /// Allocates a block with one visible holder: the caller, who ends that with [`release`].
-    pub fn allocate(
-        account: &Arc<Account>,
-        bytes: usize,
-        align: usize,
-        placement: u32,
-        contents: Contents,
-    ) -> Result<Arc<Self>, Refusal> {
-        if !account.has_room(bytes as u64) {
+    pub fn allocate(account: &Arc<Account>, wanted: &Wanted<'_>) -> Result<Arc<Self>, Refusal> {
+        if !account.has_room(wanted.bytes as u64) {
             return Err(Refusal::Limit);
         }
         let options = AllocOptions {
-            place: place(account.device, placement),
-            zeroed: contents.zeroed,
-            group: if contents.pooled { GROUP_POOLED } else { GROUP_OWN },
-            ..AllocOptions::default()
+            place: place(account.device, wanted.placement),
+            zeroed: wanted.zeroed,
+            group: if wanted.pooled { GROUP_POOLED } else { GROUP_OWN },
         };
-        let ptr = account.backend.alloc_with(account.policy, bytes, align, &options);
+        let ptr = account.backend.alloc(account.policy, wanted.bytes, wanted.align, &options, wanted.stream);
         if ptr.is_null() {
             return Err(Refusal::Backend);
         }
         let usable = account.backend.usable_size(ptr);
-        if !account.admit(usable as u64, bytes as u64) {
+        if !account.admit(usable as u64, wanted.bytes as u64) {
             // SAFETY: the block was allocated above and nobody has seen its address.
-            let freed = unsafe { account.backend.free(account.policy, ptr) };
+            let freed = unsafe { account.backend.free_now(account.policy, ptr) };
             debug_assert!(freed.is_ok(), "a block that was just allocated is live");
             return Err(Refusal::Limit);
         }
         Ok(Arc::new(Self {
             address: ptr as usize,
             usable,
-            requested: bytes,
+            requested: wanted.bytes,
             account: Arc::clone(account),
             visible: AtomicU32::new(1),
             returned: false,
+            used_on_gpu: AtomicBool::new(false),
             token: OnceLock::new(),
         }))
     }
@@ -131,17 +133,29 @@ impl Block {
         }
     }
 
+    /// Notes that work on the GPU was given the block.
+    pub fn note_gpu_use(&self) {
+        self.used_on_gpu.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until no work on the GPU writes to the block any more.
+    pub fn wait_for_gpu(&self) -> Result<(), CudaError> {
+        if self.used_on_gpu.swap(false, Ordering::Relaxed) {
+            cuda::synchronize(self.account.device)?;
+        }
+        Ok(())
+    }
+
     fn give_back(&mut self) -> Result<(), FreeError> {
         if std::mem::replace(&mut self.returned, true) {
             return Ok(());
         }
-        // SAFETY: `&mut self` with no visible holder left means that nobody uses the bytes, and `returned` makes
-        // this happen once.
-        let result = unsafe { self.account.backend.free(self.account.policy, self.address as *mut u8) };
-        if result.is_ok() {
-            self.account.settle(self.usable as u64);
+        let usable = self.usable as u64;
+        // SAFETY: `&mut self` with no visible holder left means that nobody but queued work uses the bytes, and `returned`
+        // makes this happen once.
+        unsafe {
+            self.account.backend.free(self.account.policy, self.address as *mut u8, &self.account, usable)
         }
-        result
     }
 }
 
@@ -161,13 +175,7 @@ impl Drop for Block {
 /// Ends one visible hold. When the caller was the last owner, the answer tells what came of giving the block back.
 pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
     block.drop_visible();
-    match Arc::into_inner(block) {
-        Some(mut block) => block.give_back(),
-        None => {
-            in_flight::note_pending();
-            Ok(())
-        }
-    }
+    Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back())
 }
 
 /// Keeps a block for good, because something out of our sight may still use its bytes.

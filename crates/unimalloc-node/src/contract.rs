@@ -234,7 +234,7 @@ pub fn thread_alloc(backend: u32, policy: u32, bytes: f64, align: f64) -> Result
 #[napi(catch_unwind)]
 pub fn thread_free(backend: u32, policy: u32, block: f64) -> Result<()> {
     // SAFETY: the allocator checks the address exactly; that nobody uses the block any more is the program's word.
-    unsafe { Backend::from(backend).free(Policy::from(policy), pointer(block)) }.map_err(free_failure)
+    unsafe { Backend::from(backend).free_now(Policy::from(policy), pointer(block)) }.map_err(free_failure)
 }
 
 /// Moves a block by address to a new size; 0 with the reason in `lastReason`, and then the block is as it was.

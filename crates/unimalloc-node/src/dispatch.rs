@@ -1,6 +1,11 @@
 //! From the numbers that JavaScript passes to the types that the allocator is generic over.
 
-use unimalloc::{AllocOptions, BackendStats, BlockInfo, FreeError, MemoryBackend, Place, Placement};
+use std::sync::Arc;
+
+use unimalloc::cuda::Stream;
+use unimalloc::{AllocOptions, BackendStats, FreeError, Freed, MemoryBackend, Notify, Place, Placement};
+
+use crate::account::{Account, Settlement};
 
 /// Which backend; the discriminants are the numbers in `ts/native.ts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,16 +91,59 @@ macro_rules! with_policy {
 pub(crate) use {with_backend, with_policy};
 
 impl Backend {
-    /// A block, or null with the reason in `unimalloc::last_error()`.
-    pub fn alloc_with(self, policy: Policy, size: usize, align: usize, options: &AllocOptions) -> *mut u8 {
-        with_backend!(self, B => with_policy!(policy, P => unimalloc::alloc_with::<P, B>(size, align, options)))
+    /// A block, or null with the reason in `unimalloc::last_error()`. With a stream, one that later work on it may use.
+    pub fn alloc(
+        self,
+        policy: Policy,
+        size: usize,
+        align: usize,
+        options: &AllocOptions,
+        stream: Option<&Stream>,
+    ) -> *mut u8 {
+        with_backend!(self, B => with_policy!(policy, P => match stream {
+            Some(stream) => unimalloc::alloc_on_stream::<P, B>(size, align, options, stream),
+            None => unimalloc::alloc_with::<P, B>(size, align, options),
+        }))
     }
 
-    /// Gives a block back.
+    /// Gives a block back, and settles with its account once no stream uses it any more.
+    ///
+    /// # Safety
+    /// Nobody uses the block any more, but for work queued on streams.
+    pub unsafe fn free(
+        self,
+        policy: Policy,
+        ptr: *mut u8,
+        account: &Arc<Account>,
+        usable: u64,
+    ) -> Result<(), FreeError> {
+        // On the host backend nothing is ever pending.
+        if self == Self::Host {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.free_now(policy, ptr) }?;
+            account.settle(usable);
+            return Ok(());
+        }
+        let settlement = Settlement::new(account, usable);
+        let notify = Notify { call: Settlement::notify, tag: settlement.tag() };
+        // SAFETY: the caller's promise, passed on.
+        match unsafe { unimalloc::free_notify::<unimalloc::CudaUnifiedBackend>(ptr, notify) } {
+            // Whoever takes the block up settles: the tag is theirs now.
+            Ok(Freed::Pending) => {}
+            Ok(Freed::Now) => settlement.settle(),
+            Err(error) => {
+                settlement.forget();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back a block that no stream was given.
     ///
     /// # Safety
     /// Nobody uses the block any more.
-    pub unsafe fn free(self, policy: Policy, ptr: *mut u8) -> Result<(), FreeError> {
+    pub unsafe fn free_now(self, policy: Policy, ptr: *mut u8) -> Result<(), FreeError> {
         // SAFETY: the caller's promise, passed on.
         with_backend!(self, B => with_policy!(policy, P => unsafe { unimalloc::thread_free::<P, B>(ptr) }))
     }
@@ -109,11 +157,6 @@ impl Backend {
         with_backend!(self, B => with_policy!(policy, P => unsafe {
             unimalloc::thread_realloc::<P, B>(ptr, size, align)
         }))
-    }
-
-    /// The live block that an address lies in.
-    pub fn block_of(self, ptr: *const u8) -> Option<BlockInfo> {
-        with_backend!(self, B => unimalloc::block_of::<B>(ptr))
     }
 
     /// Bytes usable behind the start of a live block; 0 for any other pointer.

@@ -8,7 +8,7 @@ use napi::{sys, Env, Result, Task, ValueType};
 use napi_derive::napi;
 use unimalloc::cuda::{self, CompileOptions, Kernel, KernelArg, LaunchConfig, Module, Stream};
 
-use super::{device_index, device_range, in_flight, to_failure};
+use super::{device_index, device_range, host_access, to_failure};
 use crate::failure::failure;
 
 fn compile_options(device: u32, name: String, flags: Vec<String>) -> Result<CompileOptions> {
@@ -180,14 +180,14 @@ pub fn kernel_launch(
     for handle in held {
         blocks.push(device_range("launch", *handle, 0.0, 0.0)?.block);
     }
-    // SAFETY: arrays among the arguments are live blocks, which the hold below keeps until the kernel is done; count and sizes are
-    // checked against the kernel's parameters where the driver can say. That the kernel stays inside its arrays, and what plain pointers lead
+    // SAFETY: arrays among the arguments are live blocks, held during the call; the launch marks them, so that once freed they are not
+    // used again before the kernel is done. Count and sizes are checked against the kernel's parameters where the driver can say. That the kernel stays inside its arrays, and what plain pointers lead
     // to, is the program's word, as with any kernel.
     unsafe { kernel.launch(&config, stream, &args) }.map_err(|error| to_failure(&error))?;
-    in_flight::hold(stream, blocks);
+    drop(blocks);
     if !is_concurrent(kernel.device()) {
         if unsafe_concurrent {
-            in_flight::forbid_host_access(stream);
+            host_access::forbid_until_done(stream);
         } else {
             stream.synchronize().map_err(|error| to_failure(&error))?;
         }

@@ -1,6 +1,6 @@
 //! The `cuda` namespace: devices, streams, events, modules and kernels.
 
-pub mod in_flight;
+pub mod host_access;
 mod kernel;
 mod stream;
 mod wait;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use napi::Result;
 use napi_derive::napi;
 use unimalloc::cuda::{self, CudaError, CudaErrorKind};
+use unimalloc::{pending_stats, take_up_pending};
 
 use crate::block::Block;
 use crate::dispatch::Backend;
@@ -51,8 +52,22 @@ fn device_range(what: &str, handle: f64, offset: f64, len: f64) -> Result<Device
     if offset.checked_add(len).is_none_or(|end| end > block.requested()) {
         return Err(failure("INVALID_ARGUMENT", format!("{what}: the range ends beyond its array")));
     }
+    block.note_gpu_use();
     let start = (block.address() + offset) as *mut u8;
     Ok(DeviceRange { block, start, len })
+}
+
+/// Takes up freed blocks whose streams have passed. A small batch is closed only when it is looked at for a second time.
+pub fn take_up_passed() {
+    if pending_stats().blocks > 0 && !take_up_pending(false) {
+        take_up_pending(false);
+    }
+}
+
+/// Waits for what pending blocks wait for. False when nothing was pending.
+#[napi(catch_unwind)]
+pub fn drain_pending() -> Result<bool> {
+    Ok(pending_stats().blocks > 0 && take_up_pending(true))
 }
 
 /// What is missing for CUDA, with the next step; null when it is usable. Creates no context.

@@ -6,11 +6,11 @@ use napi::bindgen_prelude::{AsyncTask, BigInt, External};
 use napi::Result;
 use napi_derive::napi;
 use unimalloc::cuda::{Event, Hint, PrefetchTo, Stream};
+use unimalloc::CudaUnifiedBackend;
 
 use super::wait::Wait;
-use super::{device_index, device_range, in_flight, to_failure};
-use crate::failure::failure;
-use crate::holds::{self, Handle};
+use super::{device_index, device_range, take_up_passed, to_failure};
+use crate::failure::{failure, free_failure};
 
 /// A new stream.
 #[napi(catch_unwind)]
@@ -50,13 +50,6 @@ pub fn stream_device(stream: &External<Stream>) -> Result<u32> {
     Ok(u32::from(stream.device()))
 }
 
-/// Called when the program is done with a stream: the blocks its work uses wait for an event from now on.
-#[napi(catch_unwind)]
-pub fn stream_retire(stream: &External<Stream>) -> Result<()> {
-    in_flight::retire(stream);
-    Ok(())
-}
-
 /// Waits for the stream on a thread of the runtime's pool.
 #[napi(ts_return_type = "Promise<void>")]
 pub fn stream_wait(stream: &External<Stream>) -> AsyncTask<Wait> {
@@ -67,7 +60,7 @@ pub fn stream_wait(stream: &External<Stream>) -> AsyncTask<Wait> {
 #[napi(catch_unwind)]
 pub fn stream_synchronize(stream: &External<Stream>) -> Result<()> {
     stream.synchronize().map_err(|error| to_failure(&error))?;
-    in_flight::poll();
+    take_up_passed();
     Ok(())
 }
 
@@ -96,7 +89,6 @@ pub fn stream_prefetch(
     let to = if to_host { PrefetchTo::Host } else { PrefetchTo::Device };
     // SAFETY: `device_range` checked that the range lies in one live block of managed memory.
     let hint = unsafe { stream.prefetch(range.start, range.len, to) }.map_err(|error| to_failure(&error))?;
-    in_flight::hold(stream, [range.block]);
     Ok(match hint {
         Hint::Applied => None,
         Hint::NotApplicable(reason) => Some(reason.to_owned()),
@@ -115,10 +107,9 @@ pub fn stream_copy(
 ) -> Result<()> {
     let to = device_range("copy", to_handle, to_offset, bytes)?;
     let from = device_range("copy", from_handle, from_offset, bytes)?;
-    // SAFETY: both ranges lie in live blocks of managed memory, which the line below keeps until the stream has done it. That nobody touches
-    // them meanwhile is the program's word.
+    // SAFETY: both ranges lie in live blocks of managed memory, which the copy marks with the stream. That nobody touches them meanwhile is
+    // the program's word.
     unsafe { stream.copy(to.start, from.start, to.len) }.map_err(|error| to_failure(&error))?;
-    in_flight::hold(stream, [to.block, from.block]);
     Ok(())
 }
 
@@ -128,23 +119,14 @@ pub fn stream_fill(stream: &External<Stream>, handle: f64, offset: f64, bytes: f
     let range = device_range("fill", handle, offset, bytes)?;
     // SAFETY: as for `stream_copy`.
     unsafe { stream.fill(range.start, byte as u8, range.len) }.map_err(|error| to_failure(&error))?;
-    in_flight::hold(stream, [range.block]);
     Ok(())
 }
 
 /// Notes that foreign code uses a block on the stream.
 #[napi(catch_unwind)]
 pub fn record_use(stream: &External<Stream>, handle: f64) -> Result<()> {
-    let block = holds::block(Handle::from_number(handle))
-        .ok_or_else(|| failure("INVALID_ARGUMENT", "recordUse: the array was freed"))?;
-    in_flight::hold(stream, [block]);
-    Ok(())
-}
-
-/// Waits for what pending blocks wait for. False when nothing was pending.
-#[napi(catch_unwind)]
-pub fn drain_in_flight() -> Result<bool> {
-    Ok(in_flight::drain())
+    let range = device_range("recordUse", handle, 0.0, 0.0)?;
+    unimalloc::record_use::<CudaUnifiedBackend>(range.start, stream).map_err(free_failure)
 }
 
 /// Whether an event is done.

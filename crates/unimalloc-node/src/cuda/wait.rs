@@ -8,7 +8,7 @@ use napi::{Env, Result, Task};
 use napi_derive::napi;
 use unimalloc::cuda::{self, Event, Stream};
 
-use super::{in_flight, to_failure};
+use super::{take_up_passed, to_failure};
 use crate::failure::failure;
 
 /// What is waited for.
@@ -48,7 +48,7 @@ impl Task for Wait {
             failure("CUDA_ERROR", "waiting for the GPU failed inside the driver layer: report this as a bug")
         })?
         .map_err(|error| to_failure(&error))?;
-        in_flight::poll();
+        take_up_passed();
         Ok(())
     }
 
