@@ -47,6 +47,12 @@ function readArguments() {
   return { backend, photo: resolve(photo), out: resolve(values.out), help: values.help }
 }
 
+/** How often the allocator has gone to the driver (host backend: to the system) for memory. @param {Allocator} allocator */
+function driverCalls(allocator) {
+  const { backendAllocations, backendFrees, backendFailures } = allocator.stats()
+  return backendAllocations + backendFrees + backendFailures
+}
+
 /** @param {string} wanted @param {Allocator} allocator */
 function why(wanted, allocator) {
   if (wanted !== 'auto') return `asked for by name`
@@ -67,20 +73,19 @@ async function run() {
   try {
     const decoding = performance.now()
     const photo = readPhoto(options.photo, allocator)
+    const calls = [driverCalls(allocator)]
     const decodeTime = performance.now() - decoding
 
     const times = []
-    const calls = []
     let output
     for (let pass = 0; pass < passes; pass++) {
       output?.sheet.free()
-      const before = allocator.stats()
+      const before = driverCalls(allocator)
       runner.prefetch(photo.pixels, 'device')
       output = runPipeline({ allocator, filters: runner.filters, photo, stage: runner.stage })
       runner.prefetch(output.sheet, 'host')
       times.push(await runner.finish())
-      const after = allocator.stats()
-      calls.push(after.backendAllocations + after.backendFrees - before.backendAllocations - before.backendFrees)
+      calls.push(driverCalls(allocator) - before)
     }
 
     const { sheet, sheetWidth, scratch } = output
@@ -118,7 +123,10 @@ async function run() {
           'held from the system',
           `${formatBytes(stats.reservedBytes)}, of which ${formatBytes(stats.cachedBytes)} free for reuse`,
         ],
-        ['calls to the driver for memory', `${calls.map((count, pass) => `pass ${pass + 1}: ${count}`).join(', ')}`],
+        [
+          allocator.backend === 'host' ? 'calls to the system for memory' : 'calls to the driver for memory',
+          calls.map((count, pass) => `${pass === 0 ? 'decoding' : `pass ${pass}`}: ${count}`).join(', '),
+        ],
       ],
       results: [
         ['picture', path],
