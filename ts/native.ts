@@ -19,7 +19,7 @@ function load(): Native {
       'NATIVE_MISSING',
       `unimalloc has no native part for ${platform} here. Supported are linux-x64 and linux-arm64 (glibc), win32-x64, and ` +
         'macOS with the host backend. If this is one of them, npm left out the optional package ' +
-        `"@unimalloc/${platform}*": remove node_modules and package-lock.json, and install again without ` +
+        `"@unimalloc/native-${platform}*": remove node_modules and package-lock.json, and install again without ` +
         '--omit=optional, on the platform that runs the program. In a checkout, run "npm run build". ' +
         `The loader said: ${cause instanceof Error ? cause.message.split('\n')[0] : String(cause)}`,
       { cause },
