@@ -313,6 +313,51 @@ impl Span {
         self.used.store(self.used.load(Relaxed) - 1, Relaxed);
     }
 
+    /// Takes up to `count` free blocks of a span without tags: from the list first, then fresh ones. `taken` gets each
+    /// block's address and word, and puts it in a state.
+    pub(crate) fn pop_batch(&self, count: usize, mut taken: impl FnMut(usize, &'static AtomicU16)) {
+        debug_assert!(!self.is_coded());
+        let (base, block) = (self.base(), self.block());
+        let mut left = count;
+        let mut head = self.free_head.load(Relaxed);
+        while let (true, Some(word)) = (left > 0, self.slots.get(usize::from(head))) {
+            // END is no index.
+            let next = word.load(Relaxed);
+            taken(base + usize::from(head) * block, word);
+            head = next;
+            left -= 1;
+        }
+        self.free_head.store(head, Relaxed);
+        let fresh = usize::from(self.fresh.load(Relaxed));
+        let end = (fresh + left).min(usize::from(self.capacity()));
+        for (at, word) in (fresh..end).zip(&self.slots[fresh..end]) {
+            taken(base + at * block, word);
+            left -= 1;
+        }
+        self.fresh.store(end as u16, Relaxed);
+        self.used.store(self.used.load(Relaxed) + (count - left) as u16, Relaxed);
+    }
+
+    /// Puts blocks that the keeper holds back on the free list of a span without tags, given by their words.
+    pub(crate) fn push_batch<'a>(&self, words: impl Iterator<Item = &'a AtomicU16>) {
+        debug_assert!(!self.is_coded());
+        let first = self.slots.as_ptr() as usize;
+        let mut head = self.free_head.load(Relaxed);
+        let mut count = 0;
+        for word in words {
+            word.store(head, Relaxed);
+            head = ((ptr::from_ref(word) as usize - first) / size_of::<AtomicU16>()) as u16;
+            count += 1;
+        }
+        self.free_head.store(head, Relaxed);
+        self.used.store(self.used.load(Relaxed) - count, Relaxed);
+    }
+
+    /// Whether an address lies in this span's granules.
+    pub(crate) fn holds(&self, address: usize) -> bool {
+        address.wrapping_sub(self.base()) < self.granules() * GRANULE
+    }
+
     fn coded(&self) -> Option<Coded<'static>> {
         let span = ptr::from_ref(self) as usize;
         self.is_coded().then_some(Coded { span, slots: self.slots })

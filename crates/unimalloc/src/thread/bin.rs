@@ -72,12 +72,12 @@ impl Bin {
         true
     }
 
-    /// As [`push`](Self::push), and makes the entries on first use.
-    pub fn push_first(&mut self, address: usize, slot: &'static AtomicU16) -> bool {
-        if self.entries.is_empty() {
-            self.entries = vec![Cached { address, slot }; usize::from(self.limit)].into();
+    /// Makes the entries on first use, from any span, so that a block can be pushed.
+    pub fn prepare(&mut self, span: &'static Span) {
+        if let (true, Some(slot)) = (self.entries.is_empty(), span.slots().first()) {
+            // What an entry above `len` holds does not matter.
+            self.entries = vec![Cached { address: span.base(), slot }; usize::from(self.limit)].into();
         }
-        self.push(address, slot)
     }
 
     /// Puts the blocks from `from` on in reverse.
@@ -86,9 +86,9 @@ impl Bin {
         self.entries[from..len].reverse();
     }
 
-    /// The block at a position; 0 is the oldest.
-    pub fn address_at(&self, position: usize) -> usize {
-        self.entries[position].address
+    /// The oldest `count` blocks but for the first `skip`.
+    pub fn oldest(&self, skip: usize, count: usize) -> &[Cached] {
+        &self.entries[skip..count]
     }
 
     /// Forgets the `count` oldest blocks.

@@ -163,11 +163,12 @@ impl Heap {
             let bin = &mut self.bins[at];
             let batch = bin.batch();
             let from = bin.len();
-            for _ in 1..batch {
-                let Ok(Some(index)) = span.pop() else { break };
-                let slot = &span.slots()[usize::from(index)];
-                slot.store(slot::CACHED, Relaxed);
-                bin.push_first(span.address(index), slot);
+            if batch > 1 {
+                bin.prepare(span);
+                span.pop_batch(batch - 1, |address, slot| {
+                    slot.store(slot::CACHED, Relaxed);
+                    bin.push(address, slot);
+                });
             }
             bin.reverse(from); // so that blocks come out in the order of the list
         }
@@ -305,8 +306,12 @@ impl Heap {
             let oldest = bin.batch();
             self.flush(at, oldest);
         }
-        self.bins[at].push_first(address, slot);
-        if large {
+        if let Some(span) = span_of(address) {
+            self.bins[at].prepare(span);
+        }
+        if !self.bins[at].push(address, slot) {
+            self.put_back(at, address); // a bin without a cache
+        } else if large {
             self.large_cached += size;
         }
         true
@@ -373,9 +378,15 @@ impl Heap {
     /// Gives the `count` oldest blocks of a cache back to their spans.
     fn flush(&mut self, at: usize, count: usize) {
         let count = count.min(self.bins[at].len());
-        for position in 0..count {
-            let address = self.bins[at].address_at(position);
-            self.put_back(at, address);
+        let mut position = 0;
+        while position < count {
+            let blocks = self.bins[at].oldest(position, count);
+            let Some(span) = blocks.first().and_then(|block| span_of(block.address)) else { break };
+            // Neighbours in the cache tend to come from one span, which then is looked up and looked at once.
+            let run = blocks.iter().take_while(|block| span.holds(block.address)).count();
+            span.push_batch(blocks[..run].iter().map(|block| block.slot));
+            position += run;
+            self.has_room(at, span);
         }
         self.bins[at].drop_oldest(count);
         let size = class_size(at % CLASSES);
