@@ -763,3 +763,22 @@ fn a_zeroed_arena_zeroes_what_a_block_grows_by() {
         arena.free(block).unwrap();
     }
 }
+
+#[test]
+fn a_freed_block_is_used_again_under_every_policy_whatever_its_size() {
+    faulty_backend!(Reused, 2 << 20);
+    fn check<P: AllocPolicy>() {
+        for (size, align) in KINDS {
+            let rounds = ((256 << 20) / size).min(300);
+            for _ in 0..rounds {
+                free::<P, Reused>(alloc::<P, Reused>(size, align)).unwrap();
+            }
+            let (_, held) = Reused::faults().held();
+            assert!(held <= 8 << 20 | 2 * size, "{held} bytes held after {rounds} rounds of {size}");
+            trim::<Reused>(0);
+        }
+    }
+    check::<StandardPolicy>();
+    check::<SecurePolicy>();
+    check::<HardenedPolicy>();
+}

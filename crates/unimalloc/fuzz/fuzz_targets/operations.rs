@@ -1,10 +1,9 @@
 //! Sequences of public calls, against the model of the tests, with everything recounted after each.
 #![no_main]
 
+#[path = "../../tests/common"]
 mod common {
-    #[path = "../../../tests/common/faulty.rs"]
     pub mod faulty;
-    #[path = "../../../tests/common/model.rs"]
     pub mod model;
 }
 
