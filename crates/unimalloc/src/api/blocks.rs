@@ -60,7 +60,7 @@ impl Request {
                 && span.lane.load(Relaxed) == self.key.policy as u8
                 && span.group.load(Relaxed) == self.key.group
         };
-        stream::reuse_on(stream.id(), fits)
+        stream::reuse_on(stream, fits)
             .map_or(ptr::null_mut(), |(span, index)| span.address(index) as *mut u8)
     }
 

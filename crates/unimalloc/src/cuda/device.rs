@@ -280,8 +280,7 @@ const RELAXED: u32 = 2;
 /// A context made current on this thread. It is taken off again when this is dropped, also by a panic.
 pub(crate) struct Entered<'d> {
     driver: &'d Driver,
-    /// The thread's capture mode before, if it was changed.
-    capture_mode: Option<u32>,
+    relaxed: Option<RelaxedCapture<'d>>,
     /// Current contexts belong to a thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -293,27 +292,54 @@ impl<'d> Entered<'d> {
         }
         // SAFETY: the context is a primary one that is never released, or that of a stream which its owner keeps.
         check(unsafe { (driver.entries.cuCtxPushCurrent_v2)(context) })?;
-        Ok(Self { driver, capture_mode: None, _not_send: std::marker::PhantomData })
+        Ok(Self { driver, relaxed: None, _not_send: std::marker::PhantomData })
+    }
+
+    /// As [`into`](Self::into), with the thread's stream-capture mode relaxed as well.
+    pub(super) fn relaxed(driver: &'d Driver, context: CUcontext) -> Result<Self, u32> {
+        let mut entered = Self::into(driver, context)?;
+        entered.relax();
+        Ok(entered)
     }
 
     fn relax(&mut self) {
-        let mut mode = RELAXED;
-        // SAFETY: the driver swaps the thread's mode with the integer's.
-        if unsafe { (self.driver.entries.cuThreadExchangeStreamCaptureMode)(&mut mode) } == SUCCESS {
-            self.capture_mode = Some(mode);
-        }
+        self.relaxed = RelaxedCapture::begin(self.driver);
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        self.relaxed = None;
         let entries = &self.driver.entries;
-        if let Some(mut mode) = self.capture_mode {
-            // SAFETY: puts back what `relax` took.
-            unsafe { (entries.cuThreadExchangeStreamCaptureMode)(&mut mode) };
-        }
         let mut popped = ptr::null_mut();
         // SAFETY: takes off what `into` pushed on this thread; scopes nest, so it is on top.
         unsafe { (entries.cuCtxPopCurrent_v2)(&mut popped) };
+    }
+}
+
+/// While it lives, this thread's driver calls neither fail for a stream capture begun elsewhere nor break it: event
+/// queries, allocations and advice do otherwise.
+struct RelaxedCapture<'d> {
+    driver: &'d Driver,
+    before: u32,
+    /// The mode belongs to a thread.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl<'d> RelaxedCapture<'d> {
+    /// `None` where the driver refuses; then the mode is as it was.
+    fn begin(driver: &'d Driver) -> Option<Self> {
+        let mut before = RELAXED;
+        // SAFETY: the driver swaps the thread's mode with the integer's.
+        let code = unsafe { (driver.entries.cuThreadExchangeStreamCaptureMode)(&mut before) };
+        (code == SUCCESS).then_some(Self { driver, before, _not_send: std::marker::PhantomData })
+    }
+}
+
+impl Drop for RelaxedCapture<'_> {
+    fn drop(&mut self) {
+        let mut mode = self.before;
+        // SAFETY: puts back what `begin` took, on the same thread.
+        unsafe { (self.driver.entries.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
 }

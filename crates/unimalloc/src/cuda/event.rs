@@ -11,7 +11,6 @@ use super::error::{CudaError, NOT_READY};
 use super::stream::Stream;
 
 const TIMED: u32 = 0;
-const UNTIMED: u32 = 2;
 
 /// A moment in a stream: it is done when all that the stream was given before is.
 ///
@@ -29,17 +28,9 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub(super) fn record(stream: &Stream) -> Result<Self, CudaError> {
-        Self::record_with(stream, TIMED)
-    }
-
-    pub(super) fn record_untimed(stream: &Stream) -> Result<Self, CudaError> {
-        Self::record_with(stream, UNTIMED)
-    }
-
-    fn record_with(stream: &Stream, flags: u32) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
         // SAFETY: a context is current, and the driver writes one handle.
-        stream.call("creating an event", |entries| unsafe { (entries.cuEventCreate)(&mut handle, flags) })?;
+        stream.call("creating an event", |entries| unsafe { (entries.cuEventCreate)(&mut handle, TIMED) })?;
         // From here on a failure drops the event, which destroys it.
         let event = Self { handle, stream: stream.clone() };
         stream.call("recording an event", |entries| {

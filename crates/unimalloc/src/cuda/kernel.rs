@@ -253,7 +253,18 @@ impl Kernel {
         self.check_args(args)?;
         self.allow_shared(config.shared_bytes)?;
 
-        let mut pointers: Vec<*mut c_void> = args.iter().map(KernelArg::address).collect();
+        // Most kernels have few parameters; those need no memory here.
+        let (mut few, mut many) = ([ptr::null_mut::<c_void>(); 16], Vec::new());
+        let pointers = match few.get_mut(..args.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(args.len(), ptr::null_mut());
+                many.as_mut_slice()
+            }
+        };
+        for (pointer, arg) in pointers.iter_mut().zip(args) {
+            *pointer = arg.address();
+        }
         let ([gx, gy, gz], [bx, by, bz]) = (config.grid, config.block);
         stream.call("a kernel launch", |entries| {
             // SAFETY: as many pointers as the kernel has parameters, each to a value of the parameter's size, which the

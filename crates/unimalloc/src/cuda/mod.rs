@@ -8,6 +8,7 @@ mod device;
 pub(crate) mod driver;
 pub(crate) mod error;
 mod event;
+mod fence;
 mod kernel;
 mod module;
 mod nvrtc;
@@ -22,6 +23,7 @@ pub use module::{CompileOptions, Module};
 pub use stream::{Hint, PrefetchTo, Stream};
 
 pub(crate) use device::Device;
+pub(crate) use fence::{destroy_spares, Fence};
 pub(crate) use stream::{device_location, host_location, WeakStream, CPU};
 
 /// All devices, by index. Makes each one's primary context, because only that tells what is free.

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUmemLocation, CUmemLocationType, CUstream};
@@ -53,8 +53,8 @@ struct Inner {
     context: CUcontext,
     handle: CUstream,
     owned: bool,
-    /// Blocks may be marked with it.
-    marked: AtomicBool,
+    /// The number that blocks are marked with, of the layer that frees wait in; 0 before the first mark.
+    track: AtomicU64,
 }
 
 /// A stream that may be gone.
@@ -94,7 +94,7 @@ impl Stream {
                 context,
                 handle,
                 owned: true,
-                marked: AtomicBool::new(false),
+                track: AtomicU64::new(0),
             }),
         })
     }
@@ -125,7 +125,7 @@ impl Stream {
                     context,
                     handle,
                     owned: false,
-                    marked: AtomicBool::new(false),
+                    track: AtomicU64::new(0),
                 }),
             });
         }
@@ -166,7 +166,7 @@ impl Stream {
                 context,
                 handle,
                 owned: false,
-                marked: AtomicBool::new(false),
+                track: AtomicU64::new(0),
             }),
         })
     }
@@ -196,8 +196,13 @@ impl Stream {
 
     /// Whether all that was queued is done.
     pub fn query(&self) -> Result<bool, CudaError> {
-        // SAFETY: the stream is alive.
-        let code = self.raw_call(|entries| unsafe { (entries.cuStreamQuery)(self.inner.handle) })?;
+        let driver = driver::require()?;
+        // Asking would break a capture begun elsewhere in this thread.
+        let code = match Entered::relaxed(driver, self.inner.context) {
+            // SAFETY: the stream is alive.
+            Ok(_entered) => unsafe { (driver.entries.cuStreamQuery)(self.inner.handle) },
+            Err(code) => code,
+        };
         if code == NOT_READY {
             return Ok(false);
         }
@@ -352,11 +357,6 @@ impl Stream {
         }
     }
 
-    /// An event for ordering alone, cheaper than one with time.
-    pub(crate) fn record_untimed(&self) -> Result<Event, CudaError> {
-        Event::record_untimed(self)
-    }
-
     /// Whether it was made here, and so is ours to destroy.
     pub(crate) fn is_owned(&self) -> bool {
         self.inner.owned
@@ -366,13 +366,22 @@ impl Stream {
         WeakStream(Arc::downgrade(&self.inner))
     }
 
-    /// Whether this is the only handle.
-    pub(crate) fn is_last(&self) -> bool {
-        Arc::strong_count(&self.inner) == 1
+    /// How many handles of the stream there are.
+    pub(crate) fn handles(&self) -> usize {
+        Arc::strong_count(&self.inner)
     }
 
-    pub(crate) fn note_marked(&self) {
-        self.inner.marked.store(true, Ordering::Relaxed);
+    /// The number that blocks are marked with; 0 before the first mark.
+    pub(crate) fn track(&self) -> u64 {
+        self.inner.track.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_track(&self, track: u64) {
+        self.inner.track.store(track, Ordering::Release);
+    }
+
+    pub(super) fn device_ref(&self) -> &'static Device {
+        self.inner.device
     }
 
     pub(crate) fn raw(&self) -> CUstream {
@@ -421,9 +430,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Some(driver) = driver::running() else { return };
         if !self.owned {
-            if self.marked.load(Ordering::Relaxed) {
+            let track = self.track.load(Ordering::Acquire);
+            if track != 0 {
                 // The one call upwards: what waits for this stream cannot ask it later.
-                crate::stream::farewell(self.id, || match Entered::into(driver, self.context) {
+                crate::stream::farewell(track, || match Entered::into(driver, self.context) {
                     Ok(_entered) => {
                         // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
                         let code = unsafe { (driver.entries.cuStreamSynchronize)(self.handle) };

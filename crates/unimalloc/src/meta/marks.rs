@@ -1,9 +1,9 @@
-//! Room for a span's marks: which stream each block was used on last. What the words mean is the stream layer's.
+//! Room for a span's marks: which streams each block is or was used on. What the words mean is the stream layer's.
 
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 
-/// One word per block of a span: 0, the id of the one stream the block was used on, or all ones: several. Made at the span's
-/// first launch. A word outlives the block, as a note that the GPU used these bytes last.
+/// One word per block of a span: 0 before its first use by a stream. Made at the span's first launch. A word outlives the
+/// block, as a note that the GPU used these bytes last.
 pub(crate) struct MarkTable(Box<[AtomicU64]>);
 
 impl MarkTable {

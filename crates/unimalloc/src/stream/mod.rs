@@ -8,6 +8,7 @@
 
 mod marks;
 mod pending;
+mod tracks;
 mod uses;
 
 use crate::pool::Urgency;

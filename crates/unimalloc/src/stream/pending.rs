@@ -1,22 +1,23 @@
 //! Freed blocks that wait for their streams.
 //!
-//! Each stream has an open batch of blocks that were freed after use on it. A batch is closed by recording one event,
-//! when it is large enough or when somebody needs memory; when the event is done, so is every use that came before the
-//! frees in it. A stream that is capturing a graph is never touched: its batch stays open.
+//! Each stream has an open batch of blocks that were freed after use on it. A batch is closed by one fence, when it is
+//! large enough or when somebody needs memory; when the stream has passed the fence, so has it every use that came before
+//! the frees in the batch. A stream that is capturing a graph is never touched: its batch stays open.
 //!
 //! ```text
-//! LIVE|MARKED --free--> PENDING, in the open batch --event--> closed batch --event done--> free, through the span
+//! LIVE|MARKED --free--> PENDING, in the open batch --fence--> closed batch --fence passed--> free, through the span
 //! ```
 //!
 //! Batches are reached through one process-wide table, so that any thread's slow path, `trim`, and the retry after a
 //! refusal can take them up, whichever thread freed the blocks. No lock is held across a driver call: batches are taken
 //! out, looked at, and what has not passed is put back.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::marks::take_streams;
-use crate::cuda::{CudaError, CudaErrorKind, Event, Stream, WeakStream};
+use super::marks::{renew, take_streams};
+use super::tracks::{self, Hold, Track};
+use crate::cuda::{destroy_spares, CudaError, CudaErrorKind, Fence, Stream};
 use crate::meta::slot;
 use crate::meta::span::{Remote, Span};
 use crate::policy::{redzone, Policy};
@@ -28,15 +29,15 @@ use Ordering::{AcqRel, Relaxed};
 /// A batch closes by itself at this many blocks, or this many bytes.
 const BATCH_BLOCKS: usize = 64;
 const BATCH_BYTES: usize = 8 << 20;
-/// Somebody who needs memory closes a batch from this many blocks or bytes on; a smaller one must have been seen twice.
+/// Somebody who needs memory closes a batch from this many blocks on; a smaller one must have been seen twice.
 const WORTH_CLOSING: usize = 8;
 
 /// A freed block that waits for one stream, or for one of several.
-pub(super) struct Pending {
+struct Pending {
     home: Home,
     span: &'static Span,
     index: u16,
-    /// Streams still to pass, where it waits for several.
+    /// Streams still to pass, where it waits for several, and one more until it waits for all of them.
     others: Option<Arc<AtomicUsize>>,
     /// Who wants to hear when it has passed.
     notify: Option<Notify>,
@@ -61,31 +62,27 @@ struct Batch {
 }
 
 struct Closed {
-    event: Event,
+    fence: Fence,
     batch: Batch,
 }
 
+/// What is pending on a stream.
 #[derive(Default)]
-struct Queue {
+pub(super) struct Queue {
+    /// The number of the stream that the queue is of; 0: of none.
+    pub(super) mark: u64,
+    pub(super) generation: u32,
+    pub(super) stream: Option<Hold>,
+    /// Threads that have taken batches out, and will put some back.
+    looking: usize,
     open: Batch,
-    closed: Vec<Closed>,
+    /// In the stream's order.
+    closed: VecDeque<Closed>,
 }
 
-/// What is pending on one stream.
-struct Track {
-    stream: Hold,
-    queue: Mutex<Queue>,
-}
-
-/// A stream made here is kept until nothing is pending on it. A foreign one belongs to other code: it says farewell.
-enum Hold {
-    Own(Stream),
-    Foreign(WeakStream),
-}
-
-static TRACKS: Mutex<Option<HashMap<u64, Arc<Track>>>> = Mutex::new(None);
-static PENDING_BLOCKS: AtomicUsize = AtomicUsize::new(0);
-static PENDING_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Entries and bytes by which the tracks count more than once what waits for several streams.
+static EXTRA_BLOCKS: AtomicUsize = AtomicUsize::new(0);
+static EXTRA_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LOST_BLOCKS: AtomicUsize = AtomicUsize::new(0);
 static LOST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -104,28 +101,18 @@ pub struct PendingStats {
 
 /// What is pending now, over all streams.
 pub fn pending_stats() -> PendingStats {
-    PendingStats {
-        blocks: PENDING_BLOCKS.load(Relaxed),
-        bytes: PENDING_BYTES.load(Relaxed),
+    let mut stats = PendingStats {
         lost_blocks: LOST_BLOCKS.load(Relaxed),
         lost_bytes: LOST_BYTES.load(Relaxed),
+        ..PendingStats::default()
+    };
+    for track in tracks::all() {
+        stats.blocks += track.blocks.load(Relaxed);
+        stats.bytes += track.bytes.load(Relaxed);
     }
-}
-
-/// Makes sure that frees can wait for the stream, before anything is marked with it.
-pub(super) fn track(stream: &Stream, home: Home) {
-    home.pools.set_reclaim(reclaim);
-    let mut tracks = lock(&TRACKS);
-    tracks.get_or_insert_default().entry(stream.id()).or_insert_with(|| {
-        let hold =
-            if stream.is_owned() { Hold::Own(stream.clone()) } else { Hold::Foreign(stream.downgrade()) };
-        stream.note_marked();
-        Arc::new(Track { stream: hold, queue: Mutex::default() })
-    });
-}
-
-fn find(stream: u64) -> Option<Arc<Track>> {
-    lock(&TRACKS).as_ref()?.get(&stream).cloned()
+    stats.blocks = stats.blocks.saturating_sub(EXTRA_BLOCKS.load(Relaxed));
+    stats.bytes = stats.bytes.saturating_sub(EXTRA_BYTES.load(Relaxed));
+    stats
 }
 
 /// What became of the free of a marked block.
@@ -150,45 +137,72 @@ pub(crate) fn defer(
     if slot.compare_exchange(word, slot::PENDING, AcqRel, Relaxed).is_err() {
         return Deferred::DoubleFree;
     }
-    let mut tracks = Vec::new();
-    take_streams(span, index, |stream| tracks.extend(find(stream)));
-    if tracks.is_empty() {
-        return Deferred::Passed(slot::PENDING);
+    let (mut first, mut rest) = (None, Vec::new());
+    take_streams(span, index, |mark| match first {
+        None => first = Some(mark),
+        Some(_) => rest.push(mark),
+    });
+    let Some(first) = first else { return Deferred::Passed(slot::PENDING) };
+    let index = index as u16;
+    if rest.is_empty() {
+        let block = Pending { home, span, index, others: None, notify };
+        return if enqueue(first, block) { Deferred::Pending } else { Deferred::Passed(slot::PENDING) };
     }
-    PENDING_BLOCKS.fetch_add(1, Relaxed);
-    PENDING_BYTES.fetch_add(span.block(), Relaxed);
-    let others = (tracks.len() > 1).then(|| Arc::new(AtomicUsize::new(tracks.len())));
-    for track in tracks {
-        let full = {
-            let mut queue = lock(&track.queue);
-            queue.open.blocks.push(Pending {
-                home,
-                span,
-                index: index as u16,
-                others: others.clone(),
-                notify,
-            });
-            queue.open.bytes += span.block();
-            let full = queue.open.blocks.len() >= BATCH_BLOCKS || queue.open.bytes >= BATCH_BYTES;
-            full.then(|| std::mem::take(&mut queue.open))
-        };
-        if let Some(batch) = full {
-            track.close(batch);
+    let others = Arc::new(AtomicUsize::new(rest.len() + 2));
+    for mark in std::iter::once(first).chain(rest) {
+        count_extra(span, 1);
+        if !enqueue(mark, Pending { home, span, index, others: Some(Arc::clone(&others)), notify }) {
+            count_extra(span, -1);
+            others.fetch_sub(1, AcqRel);
         }
     }
+    if others.fetch_sub(1, AcqRel) == 1 {
+        return Deferred::Passed(slot::PENDING);
+    }
+    count_extra(span, -1); // one of the entries is the block itself
     Deferred::Pending
+}
+
+fn count_extra(span: &Span, entries: isize) {
+    EXTRA_BLOCKS.fetch_add(entries as usize, Relaxed);
+    EXTRA_BYTES.fetch_add((span.block() as isize * entries) as usize, Relaxed);
+}
+
+/// Puts a freed block into the open batch of its stream. False if the stream is gone: it has passed.
+fn enqueue(mark: u64, block: Pending) -> bool {
+    let Some(track) = tracks::find(mark) else { return false };
+    let full = {
+        let mut queue = lock(&track.queue);
+        if queue.mark != mark {
+            return false;
+        }
+        track.count(&block);
+        queue.open.bytes += block.span.block();
+        queue.open.blocks.push(block);
+        let full = queue.open.blocks.len() >= BATCH_BLOCKS || queue.open.bytes >= BATCH_BYTES;
+        full.then(|| queue.take_open())
+    };
+    if let Some((batch, stream)) = full {
+        let closing = track.close(batch, stream);
+        track.finish(mark, Left::of(closing), VecDeque::new());
+    }
+    true
 }
 
 /// A pending block that `fits`, freed after use on `stream` alone, for reuse on that stream without waiting: later work
 /// on it comes after the earlier. Its slot word becomes live and marked again.
 pub(crate) fn reuse_on(
-    stream: u64,
+    stream: &Stream,
     mut fits: impl FnMut(&'static Span) -> bool,
 ) -> Option<(&'static Span, u16)> {
     /// Blocks to look at, the latest first.
-    const LOOK_AT: usize = 256;
-    let track = find(stream)?;
+    const LOOK_AT: usize = 64;
+    let mark = stream.track();
+    let track = tracks::find(mark).filter(|_| mark != 0)?;
     let mut queue = lock(&track.queue);
+    if queue.mark != mark {
+        return None;
+    }
     let queue = &mut *queue;
     let batches =
         std::iter::once(&mut queue.open).chain(queue.closed.iter_mut().rev().map(|closed| &mut closed.batch));
@@ -199,7 +213,8 @@ pub(crate) fn reuse_on(
             if block.others.is_none() && fits(block.span) {
                 let block = batch.blocks.swap_remove(at);
                 batch.bytes -= block.span.block();
-                block.uncount();
+                track.uncount(&block);
+                renew(block.span, block.index, mark);
                 block.span.set_state(block.index, slot::LIVE | slot::MARKED);
                 return Some((block.span, block.index));
             }
@@ -213,37 +228,18 @@ pub(crate) fn reuse_on(
 }
 
 impl Pending {
-    fn uncount(&self) {
-        PENDING_BLOCKS.fetch_sub(1, Relaxed);
-        PENDING_BYTES.fetch_sub(self.span.block(), Relaxed);
-    }
-
-    /// One of its streams has passed: frees it if that was the last.
-    fn pass(self) {
-        if self.others.as_ref().is_some_and(|others| others.fetch_sub(1, AcqRel) != 1) {
-            return;
+    /// One of its streams has passed: whether that was the last.
+    fn is_last(&self) -> bool {
+        let last = self.others.as_ref().is_none_or(|others| others.fetch_sub(1, AcqRel) == 1);
+        if !last {
+            count_extra(self.span, -1);
         }
-        self.uncount();
-        let bytes = self.span.block();
-        release_passed(self.home, self.span, self.index);
-        if let Some(Notify { call, tag }) = self.notify {
-            call(tag, bytes);
-        }
-    }
-
-    /// Its context died.
-    fn lose(self) {
-        if self.others.as_ref().is_some_and(|others| others.fetch_sub(1, AcqRel) != 1) {
-            return;
-        }
-        self.uncount();
-        LOST_BLOCKS.fetch_add(1, Relaxed);
-        LOST_BYTES.fetch_add(self.span.block(), Relaxed);
+        last
     }
 }
 
 /// Frees a PENDING block that no stream uses any more. What its policy does to contents is done now, not before.
-pub(crate) fn release_passed(home: Home, span: &'static Span, index: u16) {
+fn release_passed(home: Home, span: &'static Span, index: u16) {
     let policy = Policy::from_lane(span.lane.load(Relaxed));
     let block = span.address(index) as *mut u8;
     // SAFETY: the block is PENDING, taken out of its batch by us alone, and the GPU is done with it.
@@ -257,142 +253,241 @@ pub(crate) fn release_passed(home: Home, span: &'static Span, index: u16) {
     }
 }
 
+impl Queue {
+    /// Takes the open batch out, to be closed where no lock is held; [`Track::finish`] must follow.
+    fn take_open(&mut self) -> (Batch, Option<Stream>) {
+        self.looking += 1;
+        (std::mem::take(&mut self.open), self.stream.as_ref().and_then(Hold::stream))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.open.blocks.is_empty() && self.closed.is_empty()
+    }
+}
+
+/// What became of an open batch that was taken out: at most one of the two.
+#[derive(Default)]
+struct Left {
+    open: Option<Batch>,
+    closed: Option<Closed>,
+}
+
+impl Left {
+    fn of(closing: Closing) -> Self {
+        match closing {
+            Closing::Closed(closed) => Self { open: None, closed: Some(closed) },
+            Closing::Open(batch) => Self { open: Some(batch), closed: None },
+            Closing::Gone => Self::default(),
+        }
+    }
+}
+
+/// What became of a batch that was to be closed.
+enum Closing {
+    Closed(Closed),
+    /// Not now.
+    Open(Batch),
+    /// Its context died, and it with it.
+    Gone,
+}
+
 impl Track {
-    fn stream(&self) -> Option<Stream> {
-        match &self.stream {
-            Hold::Own(stream) => Some(stream.clone()),
-            Hold::Foreign(stream) => stream.upgrade(),
+    fn count(&self, block: &Pending) {
+        self.blocks.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(block.span.block(), Relaxed);
+    }
+
+    fn uncount(&self, block: &Pending) {
+        self.blocks.fetch_sub(1, Relaxed);
+        self.bytes.fetch_sub(block.span.block(), Relaxed);
+    }
+
+    /// The stream has passed a batch: frees those of its blocks that wait for no other.
+    fn pass(&self, batch: Batch) {
+        for block in batch.blocks {
+            self.uncount(&block);
+            if block.is_last() {
+                let bytes = block.span.block();
+                release_passed(block.home, block.span, block.index);
+                if let Some(Notify { call, tag }) = block.notify {
+                    call(tag, bytes);
+                }
+            }
         }
     }
 
-    /// Records the batch's event.
-    fn close(&self, batch: Batch) {
+    /// The context of a batch died.
+    fn lose(&self, batch: Batch) {
+        for block in batch.blocks {
+            self.uncount(&block);
+            if block.is_last() {
+                LOST_BLOCKS.fetch_add(1, Relaxed);
+                LOST_BYTES.fetch_add(block.span.block(), Relaxed);
+            }
+        }
+    }
+
+    /// Sets the fence of a batch. Calls the driver.
+    fn close(&self, batch: Batch, stream: Option<Stream>) -> Closing {
         if batch.blocks.is_empty() {
-            return;
+            return Closing::Gone;
         }
         // A foreign stream whose last handle is going closes its batches itself.
-        let Some(stream) = self.stream() else { return self.reopen(batch) };
-        match stream.is_capturing() {
-            Ok(true) => self.reopen(batch), // an event would become part of the graph
-            Ok(false) => match stream.record_untimed() {
-                Ok(event) => lock(&self.queue).closed.push(Closed { event, batch }),
-                Err(error) => self.failed(batch, &error),
-            },
-            Err(error) => self.failed(batch, &error),
+        let Some(stream) = stream else { return Closing::Open(batch) };
+        match Fence::after(&stream) {
+            Ok(Some(fence)) => Closing::Closed(Closed { fence, batch }),
+            Err(error) if error.kind() == CudaErrorKind::ContextLost => {
+                self.lose(batch);
+                Closing::Gone
+            }
+            // Capturing; or no answer from the driver, without which reuse would not be safe.
+            Ok(None) | Err(_) => Closing::Open(batch),
         }
     }
 
-    fn failed(&self, batch: Batch, error: &CudaError) {
-        if error.kind() == CudaErrorKind::ContextLost {
-            batch.blocks.into_iter().for_each(Pending::lose);
-        } else {
-            self.reopen(batch); // kept: reuse without an answer from the driver would not be safe
+    /// Puts back what was taken out: `waiting` batches, which are older than those in the queue, and what became of the
+    /// open one. If the stream said farewell meanwhile, all of it has passed.
+    fn finish(&self, mark: u64, left: Left, mut waiting: VecDeque<Closed>) {
+        let Left { open, closed } = left;
+        {
+            let mut queue = lock(&self.queue);
+            if queue.mark == mark {
+                queue.looking -= 1;
+                if let Some(mut batch) = open {
+                    queue.open.bytes += batch.bytes;
+                    queue.open.wanted |= batch.wanted;
+                    queue.open.blocks.append(&mut batch.blocks);
+                }
+                if !waiting.is_empty() {
+                    waiting.append(&mut queue.closed);
+                    queue.closed = waiting;
+                }
+                queue.closed.extend(closed);
+                return;
+            }
         }
-    }
-
-    fn reopen(&self, mut batch: Batch) {
-        let mut queue = lock(&self.queue);
-        queue.open.bytes += batch.bytes;
-        queue.open.wanted |= batch.wanted;
-        queue.open.blocks.append(&mut batch.blocks);
+        open.into_iter().for_each(|batch| self.pass(batch));
+        for Closed { fence, batch } in waiting.into_iter().chain(closed) {
+            match fence.passed() {
+                Ok(_) => self.pass(batch),
+                Err(_) => self.lose(batch),
+            }
+        }
     }
 
     /// Takes up what has passed; answers whether anything did.
     fn look(&self, urgency: Urgency) -> bool {
-        let open = {
-            let mut queue = lock(&self.queue);
-            let open = &mut queue.open;
-            let close = !open.blocks.is_empty()
-                && (urgency == Urgency::Wait || open.wanted || open.blocks.len() >= WORTH_CLOSING);
-            open.wanted = !open.blocks.is_empty();
-            close.then(|| std::mem::take(open))
-        };
-        if let Some(batch) = open {
-            self.close(batch);
+        if self.blocks.load(Relaxed) == 0 {
+            return false;
         }
-        let closed = std::mem::take(&mut lock(&self.queue).closed);
-        let mut waiting = Vec::new();
+        let (mark, open, mut closed) = {
+            let mut queue = lock(&self.queue);
+            if queue.mark == 0 || queue.is_empty() {
+                return false;
+            }
+            let closes = !queue.open.blocks.is_empty()
+                && (urgency == Urgency::Wait
+                    || queue.open.wanted
+                    || queue.open.blocks.len() >= WORTH_CLOSING);
+            let open = closes.then(|| queue.take_open());
+            if open.is_none() {
+                queue.open.wanted = !queue.open.blocks.is_empty();
+                queue.looking += 1;
+            }
+            (queue.mark, open, std::mem::take(&mut queue.closed))
+        };
+        let mut left = open.map_or_else(Left::default, |(batch, stream)| Left::of(self.close(batch, stream)));
+        closed.extend(left.closed.take());
         let mut passed = false;
-        for closed in closed {
+        while let Some(first) = closed.front() {
             let done = match urgency {
-                Urgency::Look if !waiting.is_empty() => Ok(false), // in order: later ones are not done either
-                Urgency::Look => closed.event.done(),
-                Urgency::Wait => closed.event.synchronize().map(|()| true),
+                Urgency::Look => first.fence.passed(),
+                Urgency::Wait => first.fence.wait().map(|()| true),
             };
             match done {
                 Ok(true) => {
                     passed = true;
-                    closed.batch.blocks.into_iter().for_each(Pending::pass);
+                    closed.pop_front().into_iter().for_each(|closed| self.pass(closed.batch));
                 }
                 Err(error) if error.kind() == CudaErrorKind::ContextLost => {
-                    closed.batch.blocks.into_iter().for_each(Pending::lose);
+                    closed.pop_front().into_iter().for_each(|closed| self.lose(closed.batch));
                 }
-                Ok(false) | Err(_) => waiting.push(closed),
+                Ok(false) | Err(_) => break, // in order: later ones are not passed either
             }
         }
-        if !waiting.is_empty() {
-            let mut queue = lock(&self.queue);
-            waiting.append(&mut queue.closed);
-            queue.closed = waiting;
-        }
+        self.finish(mark, left, closed);
         passed
     }
 
-    fn is_idle(&self) -> bool {
-        let queue = lock(&self.queue);
-        queue.open.blocks.is_empty() && queue.closed.is_empty()
+    /// Lets the stream go if nobody else holds it and nothing waits for it. Blocks that are still marked with it find it
+    /// gone when they are freed: it has passed then.
+    fn let_go(&self, urgency: Urgency) {
+        let idle = |queue: &Queue, handles| match &queue.stream {
+            Some(Hold::Own(stream)) => {
+                (queue.is_empty() && queue.looking == 0 && stream.handles() == handles)
+                    .then(|| stream.clone())
+            }
+            _ => None,
+        };
+        let Some(stream) = idle(&lock(&self.queue), 1) else { return };
+        // It may still run work of blocks that are live and marked.
+        let passed = match urgency {
+            Urgency::Look => stream.query(),
+            Urgency::Wait => Fence::after(&stream).and_then(|fence| match fence {
+                Some(fence) => fence.wait().map(|()| true),
+                None => Ok(false),
+            }),
+        };
+        if !matches!(passed, Ok(true)) {
+            return;
+        }
+        let (mark, held) = {
+            let mut queue = lock(&self.queue);
+            if idle(&queue, 2).is_none() {
+                return; // another thread looks, or freed a block meanwhile
+            }
+            (std::mem::take(&mut queue.mark), queue.stream.take())
+        };
+        tracks::give_back(mark);
+        drop((held, stream)); // destroys the stream: a driver call, so no lock is held
     }
 }
 
 /// Takes up what has passed on all streams; answers whether anything did. The pools call it when they need memory.
 pub(super) fn reclaim(urgency: Urgency) -> bool {
-    if PENDING_BLOCKS.load(Relaxed) == 0 {
-        return false;
-    }
-    let tracks: Vec<_> = lock(&TRACKS).iter().flat_map(HashMap::values).cloned().collect();
     let mut passed = false;
-    for track in &tracks {
+    for track in tracks::all() {
         passed |= track.look(urgency);
-    }
-    drop(tracks);
-    forget_dropped_streams();
-    passed
-}
-
-/// Lets streams go that nobody else holds and nothing waits for. Blocks that are still marked with one find it gone when
-/// they are freed: it has passed then.
-fn forget_dropped_streams() {
-    let mut gone = Vec::new();
-    if let Some(tracks) = lock(&TRACKS).as_mut() {
-        tracks.retain(|_, track| match &track.stream {
-            Hold::Own(stream) if stream.is_last() && track.is_idle() => {
-                gone.push(stream.clone());
-                false
-            }
-            _ => true,
-        });
-    }
-    for stream in gone {
-        // Its queue may still run work of blocks that are live and marked.
-        if !matches!(stream.query(), Ok(true)) {
-            let mut tracks = lock(&TRACKS);
-            let track = Track { stream: Hold::Own(stream.clone()), queue: Mutex::default() };
-            tracks.get_or_insert_default().entry(stream.id()).or_insert_with(|| Arc::new(track));
+        if passed || urgency == Urgency::Wait {
+            track.let_go(urgency);
         }
     }
+    if urgency == Urgency::Wait {
+        destroy_spares();
+    }
+    passed
 }
 
 /// The last handle of a foreign stream is going: whatever was used on it is waited for now, since nothing can be asked
 /// of the stream later.
-pub(crate) fn farewell(stream: u64, synchronize: impl FnOnce() -> Result<(), CudaError>) {
-    let Some(track) = lock(&TRACKS).as_mut().and_then(|tracks| tracks.remove(&stream)) else { return };
+pub(crate) fn farewell(mark: u64, synchronize: impl FnOnce() -> Result<(), CudaError>) {
+    let Some(track) = tracks::find(mark) else { return };
     let result = synchronize();
-    let queue = std::mem::take(&mut *lock(&track.queue));
-    let batches = std::iter::once(queue.open).chain(queue.closed.into_iter().map(|closed| closed.batch));
-    for block in batches.flat_map(|batch| batch.blocks) {
+    let (open, closed) = {
+        let mut queue = lock(&track.queue);
+        if queue.mark != mark {
+            return;
+        }
+        queue.mark = 0;
+        queue.stream = None;
+        queue.looking = 0;
+        (std::mem::take(&mut queue.open), std::mem::take(&mut queue.closed))
+    };
+    for batch in std::iter::once(open).chain(closed.into_iter().map(|closed| closed.batch)) {
         match result {
-            Ok(()) => block.pass(),
-            Err(_) => block.lose(),
+            Ok(()) => track.pass(batch),
+            Err(_) => track.lose(batch),
         }
     }
+    tracks::give_back(mark);
 }

@@ -1,7 +1,8 @@
 //! Work on streams that marks the blocks it uses.
 
 use super::marks::mark;
-use super::pending::track;
+use super::pending::reclaim;
+use super::tracks;
 use crate::cuda::{CudaError, Hint, Kernel, KernelArg, LaunchConfig, PrefetchTo, Stream};
 use crate::error::FreeError;
 use crate::meta::slot;
@@ -24,8 +25,8 @@ pub(crate) fn mark_block(home: Home, ptr: *const u8, stream: &Stream) -> Result<
     if !slot::is_live(word.load(Relaxed)) {
         return Err(FreeError::DoubleFree);
     }
-    track(stream, home);
-    if mark(span, index, word, stream.id()) {
+    home.pools.set_reclaim(reclaim);
+    if mark(span, index, word, tracks::number(stream)) {
         Ok(())
     } else {
         Err(FreeError::DoubleFree)
