@@ -1,0 +1,116 @@
+//! Ceilings: of bytes, and of regions. They are one per process, so these tests run one at a time.
+#![cfg(unix)]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::{alloc, free};
+use unimalloc::*;
+
+type B = HostBackend;
+
+const MIB: usize = 1 << 20;
+
+/// No limit, nothing cached.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    HostBackend::set_limit(Some(u64::MAX));
+    HostBackend::set_registry_capacity(65_536);
+    trim::<B>(0);
+    guard
+}
+
+fn live_regions() -> u64 {
+    let counters = HostBackend::counters();
+    counters.allocations - counters.frees
+}
+
+#[test]
+fn a_spent_budget_is_null_with_the_reason_and_nothing_changes() {
+    let _alone = alone();
+    HostBackend::set_limit(Some(64 << 20));
+    let before = HostBackend::counters();
+    // SAFETY: any size may be asked for.
+    assert!(unsafe { HostBackend::allocate(65 * MIB) }.is_null());
+    assert_eq!(last_error(), Some(AllocError::Budget));
+    assert!(thread_alloc::<StandardPolicy, B>(65 * MIB, 16).is_null());
+    assert_eq!(last_error(), Some(AllocError::Budget));
+    let after = HostBackend::counters();
+    assert_eq!((after.live_bytes, after.allocations), (before.live_bytes, before.allocations));
+    assert!(after.failures >= before.failures + 2);
+    HostBackend::set_limit(Some(u64::MAX));
+    free::<StandardPolicy, B>(alloc::<StandardPolicy, B>(65 * MIB, 16)).unwrap();
+}
+
+#[test]
+fn a_refusal_gives_cached_memory_back_first_and_only_as_much_as_is_needed() {
+    let _alone = alone();
+    let blocks = [10, 20, 30, 40].map(|size| alloc::<StandardPolicy, B>(size * MIB, 16));
+    blocks.into_iter().for_each(|block| free::<StandardPolicy, B>(block).unwrap());
+    HostBackend::set_limit(Some(110 << 20));
+    let block = alloc::<StandardPolicy, B>(48 * MIB, 16); // 100 are cached: the 40 go
+    assert_eq!((B::pools().huge.len(), B::pools().huge.bytes()), (2, 30 * MIB), "the largest first");
+    free::<StandardPolicy, B>(block).unwrap();
+}
+
+#[test]
+fn near_the_ceiling_small_blocks_are_still_served() {
+    let _alone = alone();
+    let held = HostBackend::counters().live_bytes;
+    HostBackend::set_limit(Some(held + (5 << 20)));
+    let mut blocks = Vec::new();
+    loop {
+        let block = thread_alloc::<StandardPolicy, B>(100_000, 16);
+        if block.is_null() {
+            break;
+        }
+        blocks.push(block);
+    }
+    assert_eq!(last_error(), Some(AllocError::Budget));
+    assert!(blocks.len() >= 4 * MIB / 106_496, "{} blocks within 5 MiB", blocks.len());
+    blocks.into_iter().for_each(|block| free::<StandardPolicy, B>(block).unwrap());
+}
+
+#[test]
+fn a_full_registry_releases_the_fresh_region_and_answers_null() {
+    let _alone = alone();
+    let before = live_regions();
+    // SAFETY: regions are released once, unused.
+    unsafe {
+        HostBackend::set_registry_capacity(before as usize + 2);
+        let held = [HostBackend::allocate(4096), HostBackend::allocate(4096)];
+        assert!(held.iter().all(|region| !region.is_null()));
+        let mapped = mappings();
+        for _ in 0..10 {
+            assert!(HostBackend::allocate(8 * MIB).is_null());
+            assert_eq!(last_error(), Some(AllocError::RegistryFull));
+        }
+        assert!(mappings() <= mapped + 2, "{} mappings, {mapped} before", mappings());
+        assert_eq!(live_regions(), before + 2);
+        assert!(HostBackend::deallocate(held[0], 4096));
+        let again = HostBackend::allocate(4096);
+        assert!(!again.is_null(), "a release makes room");
+        for region in [held[1], again] {
+            assert!(HostBackend::deallocate(region, 4096));
+        }
+    }
+}
+
+#[test]
+fn a_full_registry_makes_the_allocator_release_what_it_caches() {
+    let _alone = alone();
+    let cached = alloc::<StandardPolicy, B>(30 * MIB, 16);
+    free::<StandardPolicy, B>(cached).unwrap();
+    HostBackend::set_registry_capacity(live_regions() as usize);
+    let block = alloc::<StandardPolicy, B>(60 * MIB, 16);
+    assert!(thread_alloc::<StandardPolicy, B>(90 * MIB, 16).is_null());
+    assert_eq!(last_error(), Some(AllocError::RegistryFull));
+    free::<StandardPolicy, B>(block).unwrap();
+}
+
+/// Address ranges of this process.
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count())
+}
