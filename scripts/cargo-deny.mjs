@@ -15,9 +15,9 @@ export async function ensureCargoDeny() {
   if (existsSync(program)) return program
   console.log(`Building cargo-deny ${version} in the background (once) …`)
   const args = ['install', '--locked', '--quiet', `cargo-deny@${version}`, '--root', cache]
-  const target = join(cache, 'target')
   await new Promise((resolve, reject) => {
-    const env = { ...process.env, CARGO_TARGET_DIR: target }
+    // Without a target directory of its own, cargo builds in a temporary one and removes it.
+    const env = { ...process.env, CARGO_TARGET_DIR: undefined }
     const child = spawn(findCargo(), args, { cwd: root, env, stdio: ['ignore', 'inherit', 'inherit'] })
     child.on('error', reject)
     child.on('close', (code) =>
