@@ -3,6 +3,7 @@ import { Worker } from 'node:worker_threads'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import {
+  Allocator,
   CudaUnifiedBackend,
   HardenedPolicy,
   HostBackend,
@@ -213,6 +214,20 @@ test("withAllocator: the thread's allocator, under the guard", (t) => {
     HostBackend.withAllocator(() => undefined),
     undefined,
   )
+})
+
+test('alloc() inside withAllocator works, without touching the borrowed allocator', (t) => {
+  const own = new Allocator({ backend: 'host' })
+  const array = HostBackend.withAllocator((allocator) => {
+    const block = allocator.alloc(100, 16)
+    const made = own.alloc(Uint8Array, 100)
+    own.alloc(Uint8Array, 100).free()
+    allocator.free(block)
+    return made
+  })
+  t.is(own.stats().currentCount, 1)
+  array!.free()
+  t.is(own.stats().currentCount, 0)
 })
 
 test('withAllocator: a throw passes through and releases the guard', (t) => {

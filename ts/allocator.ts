@@ -4,7 +4,8 @@ import { Block, blockOfBuffer, isDetached } from './buffers.js'
 import { Books } from './books.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
-import { invalid, show, typed, UnimallocError } from './errors.js'
+import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
+import { hot, results } from './hot.js'
 import { reportAtExit, Tracker } from './leaks.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
 import {
@@ -61,7 +62,6 @@ const POOLED = 8
 const DEFERRED: AllocatorOptions = {}
 
 const ALLOC_KEYS = ['placement', 'alignment', 'stream'] as const
-const result = new Float64Array(4)
 
 /** Closes the account of an allocator that was collected; blocks that are left settle with it all the same. */
 const accountCloser = new FinalizationRegistry<number>((account) => {
@@ -312,7 +312,9 @@ export class Allocator implements Disposable {
     caller: (...args: never[]) => unknown,
   ): UnifiedArray {
     const opened = this.#account()
-    count(`${caller.name}: length`, length, Math.floor(MAX_EXACT / kind.bytesPerElement))
+    if (!Number.isInteger(length) || length < 0 || length > MAX_EXACT / kind.bytesPerElement) {
+      throw lengthError(caller.name, length, kind)
+    }
     const bytes = length * kind.bytesPerElement
     const pooled = (contents & POOLED) !== 0
     if (bytes === 0) {
@@ -320,7 +322,9 @@ export class Allocator implements Disposable {
       return makeArray(kind, new ArrayBuffer(0), 0, empty)
     }
     const buffer = this.#allocate(opened, bytes, request, contents)
-    const [handle, address, usable] = result as unknown as [number, number, number]
+    const handle = results[0] as number
+    const address = results[1] as number
+    const usable = results[2] as number
     const block = new Block(handle, address, usable, this.#books, pooled, request.alignment, request.placement)
     const array = makeArray(kind, buffer, length, block)
     this.#books.tracker?.add(handle, bytes, pooled, caller)
@@ -329,19 +333,30 @@ export class Allocator implements Disposable {
   }
 
   #allocate(opened: Opened, bytes: number, request: Request, contents: number): ArrayBuffer {
-    const binding = native()
-    const attempt = (): ArrayBuffer | null =>
-      typed(() =>
-        binding.allocate(opened.number, bytes, request.alignment, request.placement | contents, result, request.stream),
-      )
-    let buffer = attempt()
-    // What the GPU has finished with since, or finishes soon, may be enough.
-    if (buffer === null && isRefusal() && typed(() => binding.drainPending())) buffer = attempt()
+    const how = request.placement | contents
+    const buffer = this.#attempt(opened, bytes, request, how)
+    return buffer === null ? this.#retry(opened, bytes, request, how) : buffer
+  }
+
+  #attempt({ number }: Opened, bytes: number, { alignment: align, stream }: Request, how: number): ArrayBuffer | null {
+    try {
+      return stream === undefined
+        ? hot().allocate(number, bytes, align, how)
+        : native().allocateForStream(number, bytes, align, how, results, stream)
+    } catch (error) {
+      throw fromNative(error)
+    }
+  }
+
+  /** What the GPU finishes soon may be enough, or what the program's handler frees. */
+  #retry(opened: Opened, bytes: number, request: Request, how: number): ArrayBuffer {
+    let buffer: ArrayBuffer | null = null
+    if (isRefusal() && typed(() => native().drainPending())) buffer = this.#attempt(opened, bytes, request, how)
     if (buffer === null && isRefusal() && this.#outOfMemory?.(bytes) === true) {
       this.#check()
-      buffer = attempt()
+      buffer = this.#attempt(opened, bytes, request, how)
     }
-    if (buffer === null) throw allocationError(opened.number, bytes, result[0] as number)
+    if (buffer === null) throw allocationError(opened.number, bytes, results[0] as number)
     return buffer
   }
 
@@ -375,9 +390,17 @@ export class Allocator implements Disposable {
   }
 }
 
+/** What is wrong with a length. Apart, so that no message is put together for one that is right. */
+function lengthError(what: string, length: unknown, kind: Kind): Error {
+  const most = Math.floor(MAX_EXACT / kind.bytesPerElement)
+  if (typeof length !== 'number') return invalid(`${what}: length is ${show(length)}; pass a number`)
+  if (length > most) return invalid(`${what}: length is ${length}; the most of this type is ${most}`)
+  return invalid(`${what}: length is ${length}; pass a whole number from 0 up`)
+}
+
 /** Whether the latest refusal is one that freed memory can cure. */
 function isRefusal(): boolean {
-  return result[0] === REFUSED.byLimit || result[0] === REFUSED.byBackend
+  return results[0] === REFUSED.byLimit || results[0] === REFUSED.byBackend
 }
 
 function checkAllocOptions(what: string, options: AllocOptions, opened: Opened): Request {

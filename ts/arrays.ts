@@ -36,11 +36,14 @@ function unify(Base: ArrayType): Kind {
     }
 
     free(options?: FreeOptions): void {
-      freeView(this, options)
+      const block = this.#block
+      if (block === null || block.freed) throw doubleFree()
+      release(block, this.buffer as ArrayBuffer, options)
+      this.#block = null
     }
 
     [Symbol.dispose](): void {
-      if (!this.freed) freeView(this, undefined)
+      if (!this.freed) this.free()
     }
 
     static blockOf(array: object): Block | null | undefined {

@@ -1,7 +1,8 @@
 import { Block, detach, isDetached } from './buffers.js'
-import { typed } from './errors.js'
+import { fromNative, typed } from './errors.js'
 import { checkKeys } from './options.js'
 import { invalid, show } from './errors.js'
+import { hot } from './hot.js'
 import { native } from './native.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import { forgetShared } from './shared-blocks.js'
@@ -43,7 +44,11 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
     return
   }
   finish(block)
-  typed(() => native().release(block.handle))
+  try {
+    hot().release(block.handle)
+  } catch (error) {
+    throw fromNative(error)
+  }
 }
 
 function finish(block: Block): void {
@@ -68,7 +73,7 @@ function endHold(block: Block, buffer: ArrayBuffer): void {
     native().releaseWhenCollected(block.handle)
     return
   }
-  native().release(block.handle)
+  hot().release(block.handle)
 }
 
 function checkFreeOptions(options: FreeOptions): void {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use napi::bindgen_prelude::{Env, External, Float64ArraySlice, JsValue, Unknown};
-use napi::Result;
+use napi::{sys, Result};
 use napi_derive::napi;
 use unimalloc::cuda::Stream;
 use unimalloc::last_error;
@@ -17,7 +17,7 @@ use crate::failure::{failure, free_failure, reason_name};
 use crate::holds::{self, Handle};
 use crate::out;
 
-/// What `allocate` writes beside its result: handle, address, usable bytes; or, with a null result, one of these.
+/// Why an allocation came to nothing; `REFUSED` in `ts/native.ts` has the same.
 const REFUSED_BY_LIMIT: f64 = -1.0;
 const REFUSED_BY_BACKEND: f64 = -2.0;
 const BUFFERS_BANNED: f64 = -3.0;
@@ -47,53 +47,73 @@ fn find_account(number: u32) -> Result<Arc<Account>> {
     account::find(number).ok_or_else(|| failure("DISPOSED", "the allocator was disposed: make a new one"))
 }
 
-/// A buffer over a fresh block, or null. `out` gets handle, address and usable bytes, or the reason for the null.
-#[napi(catch_unwind, ts_return_type = "ArrayBuffer | null")]
-pub fn allocate<'env>(
-    env: &'env Env,
-    number: u32,
-    bytes: f64,
-    align: f64,
-    how: u32,
-    mut out: Float64ArraySlice<'_>,
-    stream: Option<&External<Stream>>,
-) -> Result<Option<Unknown<'env>>> {
-    let account = find_account(number)?;
+/// What an allocation is asked with.
+pub struct AllocateArguments<'a> {
+    pub account: u32,
+    pub bytes: f64,
+    pub align: f64,
+    pub how: u32,
+    pub stream: Option<&'a Stream>,
+}
+
+/// Numbers that an allocation answers beside the buffer: handle, address, usable bytes.
+pub const RESULTS: usize = 3;
+
+/// A buffer over a fresh block with its numbers, or none and, as the first number, why.
+///
+/// # Safety
+/// `env` is the current environment, on its own thread.
+pub unsafe fn allocate_into(
+    env: sys::napi_env,
+    arguments: &AllocateArguments<'_>,
+) -> Result<(Option<sys::napi_value>, [f64; RESULTS])> {
+    let account = find_account(arguments.account)?;
+    let how = arguments.how;
     // All but the arrays of `allocUnsafe` are written to by the CPU, now or as soon as they are handed out.
     if how & POOLED == 0 {
         check_host_access(account.backend)?;
     }
     let wanted = Wanted {
-        bytes: bytes as usize,
-        align: align as usize,
+        bytes: arguments.bytes as usize,
+        align: arguments.align as usize,
         placement: how & PLACEMENT,
         zeroed: how & ZEROED != 0,
         pooled: how & POOLED != 0,
-        stream: stream.map(|stream| &**stream),
+        stream: arguments.stream,
     };
+    let refused = |reason| Ok((None, [reason, 0.0, 0.0]));
     let block = match Block::allocate(&account, &wanted) {
         Ok(block) => block,
-        Err(refusal) => {
-            let reason = if refusal == Refusal::Limit { REFUSED_BY_LIMIT } else { REFUSED_BY_BACKEND };
-            out::write(&mut out, 0, &[reason]);
-            return Ok(None);
-        }
+        Err(Refusal::Limit) => return refused(REFUSED_BY_LIMIT),
+        Err(Refusal::Backend) => return refused(REFUSED_BY_BACKEND),
     };
-    let address = block.address();
-    let usable = block.usable();
-    // SAFETY: napi-rs calls this on the environment's thread, and the block is new.
-    match unsafe { buffer::create(env.raw(), block) } {
-        Ok((value, handle)) => {
-            out::write(&mut out, 0, &[handle.to_number(), address as f64, usable as f64]);
-            // SAFETY: `value` was made in this environment by the call above.
-            Ok(Some(unsafe { Unknown::from_raw_unchecked(env.raw(), value) }))
-        }
-        Err(error) => {
-            let reason = if error == BufferError::Banned { BUFFERS_BANNED } else { BUFFER_REFUSED };
-            out::write(&mut out, 0, &[reason]);
-            Ok(None)
-        }
+    let (address, usable) = (block.address() as f64, block.usable() as f64);
+    // SAFETY: the caller's environment, and the block is new.
+    match unsafe { buffer::create(env, block) } {
+        Ok((value, handle)) => Ok((Some(value), [handle.to_number(), address, usable])),
+        Err(BufferError::Banned) => refused(BUFFERS_BANNED),
+        Err(BufferError::Refused) => refused(BUFFER_REFUSED),
     }
+}
+
+/// A buffer over a fresh block that a stream uses first, or null. `results` gets handle, address and usable bytes, or the reason for the
+/// null. The call without a stream is `hotFunctions`'.
+#[napi(catch_unwind, ts_return_type = "ArrayBuffer | null")]
+pub fn allocate_for_stream<'env>(
+    env: &'env Env,
+    account: u32,
+    bytes: f64,
+    align: f64,
+    how: u32,
+    mut results: Float64ArraySlice<'_>,
+    stream: &External<Stream>,
+) -> Result<Option<Unknown<'env>>> {
+    let arguments = AllocateArguments { account, bytes, align, how, stream: Some(stream) };
+    // SAFETY: napi-rs calls this on the environment's thread.
+    let (value, numbers) = unsafe { allocate_into(env.raw(), &arguments) }?;
+    out::write(&mut results, 0, &numbers);
+    // SAFETY: the value was made in this environment by the call above.
+    Ok(value.map(|value| unsafe { Unknown::from_raw_unchecked(env.raw(), value) }))
 }
 
 /// Refuses what would make the CPU touch managed memory while that is forbidden.
@@ -116,8 +136,7 @@ pub fn count_refusal(number: u32) -> Result<()> {
 }
 
 /// Ends the hold of a buffer that has just been detached by us. Nothing happens if the engine's finalizer came first.
-#[napi(catch_unwind)]
-pub fn release(handle: f64) -> Result<()> {
+pub fn release_handle(handle: f64) -> Result<()> {
     match holds::take(Handle::from_number(handle)) {
         Some(hold) => block::release(hold.block).map_err(free_failure),
         None => Ok(()),

@@ -56,10 +56,12 @@ pub unsafe fn create(
     if let Some(hold) = holds::take(handle) {
         let _ = block::release(hold.block);
     }
-    if status == sys::Status::napi_pending_exception {
-        let mut exception = ptr::null_mut();
-        // SAFETY: `env` as above. The engine's own words are replaced by a typed error that names the limit.
-        unsafe { sys::napi_get_and_clear_last_exception(env, &mut exception) };
+    let (mut thrown, mut exception) = (false, ptr::null_mut());
+    // SAFETY: `env` as above. The engine's own words are replaced by a typed error that names the limit.
+    unsafe {
+        if sys::napi_is_exception_pending(env, &mut thrown) == sys::Status::napi_ok && thrown {
+            sys::napi_get_and_clear_last_exception(env, &mut exception);
+        }
     }
     Err(if status == sys::Status::napi_no_external_buffers_allowed {
         BufferError::Banned

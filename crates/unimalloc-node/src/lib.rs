@@ -18,6 +18,7 @@ mod cuda;
 mod dispatch;
 mod failure;
 mod holds;
+mod hot;
 mod out;
 mod share;
 mod thread_allocator;

@@ -1,0 +1,165 @@
+//! The two calls that every array makes, written against Node-API itself.
+//!
+//! A generated wrapper with arguments costs 80 to 150 ns, most of it bookkeeping for borrows that these calls do not have; a bare
+//! callback costs 20. Results go through an array that JavaScript and native code share, since a call returns one value.
+
+use std::ffi::{c_void, CStr};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr;
+
+use napi::bindgen_prelude::{Env, JsValue, Unknown};
+use napi::{sys, Result};
+use napi_derive::napi;
+
+use crate::alloc::{allocate_into, release_handle, AllocateArguments, RESULTS};
+use crate::failure::failure;
+
+/// What the callbacks of one environment share.
+struct Shared {
+    /// The bytes of an `ArrayBuffer` that `keep_alive` holds and that nobody detaches: JavaScript's side of it is private.
+    results: *mut f64,
+}
+
+/// Makes `[allocate, release]` for this environment. `results` gets what `allocate` answers beside the buffer: handle, address and usable bytes,
+/// or the reason for a null.
+#[napi(
+    catch_unwind,
+    ts_args_type = "results: ArrayBuffer",
+    ts_return_type = "[(account: number, bytes: number, align: number, how: number) => ArrayBuffer | null, (handle: number) => void]"
+)]
+pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec<Unknown<'env>>> {
+    let raw = env.raw();
+    let (mut data, mut len) = (ptr::null_mut(), 0);
+    // SAFETY: the value comes from this environment; the engine checks what it is.
+    let status = unsafe { sys::napi_get_arraybuffer_info(raw, results.raw(), &mut data, &mut len) };
+    if status != sys::Status::napi_ok || len < RESULTS * size_of::<f64>() || data.is_null() {
+        return Err(failure(
+            "INVALID_ARGUMENT",
+            "hotFunctions takes an ArrayBuffer with room for the results",
+        ));
+    }
+    let mut keep_alive = ptr::null_mut();
+    // SAFETY: as above. The reference is never deleted: it ends with the environment, as the callbacks do.
+    let status = unsafe { sys::napi_create_reference(raw, results.raw(), 1, &mut keep_alive) };
+    if status != sys::Status::napi_ok {
+        return Err(failure("INVALID_ARGUMENT", "the results cannot be kept"));
+    }
+    // Lives as long as the callbacks, which the engine may call until the environment is gone: a few bytes for each.
+    let shared: *mut Shared = Box::into_raw(Box::new(Shared { results: data.cast() }));
+    let callbacks: [(&CStr, sys::napi_callback); 2] =
+        [(c"allocate", Some(allocate)), (c"release", Some(release))];
+    callbacks
+        .into_iter()
+        .map(|(name, callback)| {
+            let mut function = ptr::null_mut();
+            // SAFETY: the name is a C string of that length, the callback has the right signature, and `shared` is never freed.
+            let status = unsafe {
+                sys::napi_create_function(
+                    raw,
+                    name.as_ptr(),
+                    name.count_bytes() as isize,
+                    callback,
+                    shared.cast(),
+                    &mut function,
+                )
+            };
+            if status != sys::Status::napi_ok {
+                return Err(failure("INVALID_ARGUMENT", "the engine made no function"));
+            }
+            // SAFETY: made in this environment by the call above.
+            Ok(unsafe { Unknown::from_raw_unchecked(raw, function) })
+        })
+        .collect()
+}
+
+/// The arguments of a callback, `undefined` where there are fewer.
+///
+/// # Safety
+/// `info` is that of the callback that is running in `env`.
+unsafe fn arguments<const N: usize>(
+    env: sys::napi_env,
+    info: sys::napi_callback_info,
+) -> ([sys::napi_value; N], *mut c_void) {
+    let mut values = [ptr::null_mut(); N];
+    let (mut count, mut data) = (N, ptr::null_mut());
+    // SAFETY: there is room for N values, which the engine fills up with `undefined`.
+    unsafe { sys::napi_get_cb_info(env, info, &mut count, values.as_mut_ptr(), ptr::null_mut(), &mut data) };
+    (values, data)
+}
+
+/// A number; 0 for what is none, which no call of the face passes.
+///
+/// # Safety
+/// `value` is one of `env`.
+unsafe fn number(env: sys::napi_env, value: sys::napi_value) -> f64 {
+    let mut number = 0.0;
+    // SAFETY: the caller's promise; the engine checks the type and writes one double.
+    unsafe { sys::napi_get_value_double(env, value, &mut number) };
+    number
+}
+
+unsafe extern "C" fn allocate(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: the engine calls this with its own arguments, and with the data that `hot_functions` gave it.
+    unsafe {
+        guarded(env, || {
+            let (values, shared) = arguments::<4>(env, info);
+            let arguments = AllocateArguments {
+                account: number(env, values[0]) as u32,
+                bytes: number(env, values[1]),
+                align: number(env, values[2]),
+                how: number(env, values[3]) as u32,
+                stream: None,
+            };
+            let (buffer, results) = allocate_into(env, &arguments)?;
+            let out = (*shared.cast::<Shared>()).results;
+            for (index, value) in results.into_iter().enumerate() {
+                out.add(index).write(value);
+            }
+            Ok(buffer)
+        })
+    }
+}
+
+unsafe extern "C" fn release(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as for `allocate`.
+    unsafe {
+        guarded(env, || {
+            let (values, _) = arguments::<1>(env, info);
+            release_handle(number(env, values[0]))?;
+            Ok(None)
+        })
+    }
+}
+
+/// Turns an error or a panic of the body into a JavaScript exception, and nothing into null.
+///
+/// # Safety
+/// `env` is the environment of the callback that is running.
+unsafe fn guarded(
+    env: sys::napi_env,
+    body: impl FnOnce() -> Result<Option<sys::napi_value>>,
+) -> sys::napi_value {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        Err(failure("CORRUPTED", "a check inside the allocator failed: report this as a bug"))
+    });
+    match outcome {
+        Ok(Some(value)) => value,
+        Ok(None) => {
+            let mut null = ptr::null_mut();
+            // SAFETY: the caller's environment.
+            unsafe { sys::napi_get_null(env, &mut null) };
+            null
+        }
+        Err(error) => {
+            let (mut message, mut exception) = (ptr::null_mut(), ptr::null_mut());
+            let text = &error.reason;
+            // SAFETY: the caller's environment; the text has the length that is said.
+            unsafe {
+                sys::napi_create_string_utf8(env, text.as_ptr().cast(), text.len() as isize, &mut message);
+                sys::napi_create_error(env, ptr::null_mut(), message, &mut exception);
+                sys::napi_throw(env, exception);
+            }
+            ptr::null_mut()
+        }
+    }
+}
