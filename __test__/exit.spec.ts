@@ -106,9 +106,9 @@ test('blocks whose environment ended are kept for good, and the memory of a move
     worker.on('exit', () => {
       const own = new Allocator()
       for (let index = 0; index < 500; index++) own.alloc(Uint8Array, 5000).fill(1)
-      console.log(received.length, received.every((value) => value === 9))
+      console.log(received.length, received.every((value) => value === 9), own.stats().quarantinedCount, own.stats().quarantinedBytes >= 5000)
     })`,
-    '5000 true\n',
+    '5000 true 1 true\n',
   )
 })
 

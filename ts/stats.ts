@@ -5,12 +5,6 @@ import type { AllocatorStats } from './types.js'
 /** Written by native code, account first, then backend; `read_stats` in `alloc.rs` has the order. */
 const figures = new Float64Array(32)
 
-/** Blocks of environments that ended while something out of sight might still use them: kept for good. */
-export interface QuarantineStats {
-  blocks: number
-  bytes: number
-}
-
 /** An account's figures and those of its backend. */
 export function readStats(account: number): AllocatorStats {
   typed(() => native().readStats(account, figures))
@@ -32,6 +26,8 @@ export function readStats(account: number): AllocatorStats {
     backendAllocations: at(13),
     backendFrees: at(14),
     backendFailures: at(15),
+    quarantinedCount: at(17),
+    quarantinedBytes: at(18),
   }
 }
 

@@ -119,6 +119,10 @@ export interface AllocatorStats {
   backendFailures: number
   /** Allocations of this allocator that failed for want of memory. */
   outOfMemory: number
+  /** Blocks of the process that are kept for good: their thread ended while something out of sight might still use them. */
+  quarantinedCount: number
+  /** Their bytes. */
+  quarantinedBytes: number
 }
 
 /** Live allocations that came from one place in the program. */

@@ -195,13 +195,6 @@ pub fn read_stats(number: u32, mut out: Float64ArraySlice<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Writes a backend's figures into `out`.
-#[napi(catch_unwind)]
-pub fn read_backend_stats(backend: u32, mut out: Float64ArraySlice<'_>) -> Result<()> {
-    out::write(&mut out, 0, &backend_figures(Backend::from(backend)));
-    Ok(())
-}
-
 fn backend_figures(backend: Backend) -> [f64; 9] {
     let stats = backend.stats();
     let (blocks, bytes) = block::quarantined();
