@@ -13,36 +13,68 @@
 //! unsafe { thread_free::<StandardPolicy, HostBackend>(block) }.unwrap();
 //! ```
 
+// The model checker (`--cfg loom`) runs what threads share: `meta`, and the pools over it.
+#![cfg_attr(loom, allow(dead_code, unused_imports))]
+
+#[cfg(not(loom))]
 mod api;
 pub mod backend;
+#[cfg(not(loom))]
 pub mod cuda;
+/// What the backend's table names of the driver layer.
+#[cfg(loom)]
+mod cuda {
+    pub struct Stream;
+}
 mod error;
+#[cfg(all(test, loom))]
+mod loom_models;
+#[cfg(not(loom))]
 mod macros;
 mod meta;
 mod placement;
 mod policy;
 mod pool;
 mod random;
+#[cfg(not(loom))]
 mod stream;
 mod sync;
+#[cfg(not(loom))]
 mod thread;
 
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub use api::audit;
+#[cfg(not(loom))]
 pub use api::magazine;
+#[cfg(not(loom))]
 pub use api::{
     alloc_on_stream, alloc_with, block_of, decay, free_notify, set_retention, stats, thread_alloc,
     thread_free, thread_realloc, trim, usable_size, AllocOptions, Arena, BackendStats, BlockInfo,
     DecayThread, Freed,
 };
-pub use backend::{is_cuda_available, BackendCounters, CudaUnifiedBackend, HostBackend, MemoryBackend};
+#[cfg(not(loom))]
+pub use backend::{is_cuda_available, CudaUnifiedBackend, HostBackend};
+pub use backend::{BackendCounters, MemoryBackend};
 pub use error::{last_error, set_last_error, AllocError, FreeError};
 pub use placement::{Place, Placement};
 pub use policy::{AllocPolicy, HardenedPolicy, Policy, SecurePolicy, StandardPolicy, POISON};
 #[doc(hidden)]
 pub use pool::Audit;
 pub use pool::{BackendPools, GlobalHugePool, GlobalSegmentPool, HasSegmentPool};
+#[cfg(not(loom))]
 pub use stream::{pending_stats, record_use, take_up_pending, Notify, PendingStats};
+#[cfg(not(loom))]
 pub use thread::{LocalAllocatorSelector, PolicySlotSelection, ThreadAllocator};
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub use thread::{SharedHeaps, Slots, ThreadSlots};
+
+/// The blocks of the guide and of the README.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../../docs/guide/rust.md")]
+    mod rust {}
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+}

@@ -6,14 +6,21 @@
 use crate::cuda::Stream;
 use crate::placement::{Place, Placement};
 
+#[cfg(not(loom))]
 mod budget;
+#[cfg(not(loom))]
 pub mod cuda;
 pub(crate) mod fork;
+#[cfg(not(loom))]
 mod host;
+#[cfg(not(loom))]
 mod registry;
+#[cfg(not(loom))]
 mod system_memory;
 
+#[cfg(not(loom))]
 pub use cuda::{is_cuda_available, CudaUnifiedBackend};
+#[cfg(not(loom))]
 pub use host::HostBackend;
 
 /// A source of page-aligned memory regions.
@@ -113,7 +120,8 @@ pub unsafe trait MemoryBackend: 'static {
     /// The range lies inside a block that the caller owns.
     unsafe fn holds(ptr: *const u8, byte: u8, len: usize) -> bool {
         // SAFETY: the caller owns the range.
-        unsafe { std::slice::from_raw_parts(ptr, len) }.iter().all(|found| *found == byte)
+        let (chunks, rest) = unsafe { std::slice::from_raw_parts(ptr, len) }.as_chunks::<16>();
+        chunks.iter().all(|chunk| *chunk == [byte; 16]) && rest.iter().all(|found| *found == byte)
     }
 
     /// Bytes to ask for at a time when blocks are to be cut from them: a power of two, 2 MiB to 32 MiB.
@@ -162,16 +170,13 @@ fn valid_size(size: usize) -> bool {
 pub(crate) struct BackendOps {
     pub allocate_at: unsafe fn(usize, Place) -> *mut u8,
     pub deallocate: unsafe fn(*mut u8, usize) -> bool,
-    pub page_reset: unsafe fn(*mut u8, usize) -> bool,
     pub fill: unsafe fn(*mut u8, u8, usize) -> bool,
     pub copy: unsafe fn(*mut u8, *const u8, usize) -> bool,
     pub holds: unsafe fn(*const u8, u8, usize) -> bool,
     pub settle: unsafe fn(*mut u8, usize, Place, bool, Option<&Stream>),
     pub segment_bytes: fn() -> usize,
     pub small_auto: Placement,
-    pub counters: fn() -> BackendCounters,
     pub zeroed_on_allocate: bool,
-    pub supports_page_reset: bool,
 }
 
 impl BackendOps {
@@ -179,21 +184,18 @@ impl BackendOps {
         Self {
             allocate_at: B::allocate_at,
             deallocate: B::deallocate,
-            page_reset: B::page_reset,
             fill: B::fill,
             copy: B::copy,
             holds: B::holds,
             settle: B::settle,
             segment_bytes: B::segment_bytes,
             small_auto: B::SMALL_AUTO,
-            counters: B::counters,
             zeroed_on_allocate: B::ZEROED_ON_ALLOCATE,
-            supports_page_reset: B::SUPPORTS_PAGE_RESET,
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

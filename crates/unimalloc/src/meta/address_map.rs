@@ -9,10 +9,13 @@ use std::ptr;
 use super::geometry::GRANULE_SHIFT;
 use crate::sync::{AtomicPtr, Ordering};
 
-const ADDRESS_BITS: u32 = 48;
-const LEAF_BITS: u32 = 32 - GRANULE_SHIFT;
+/// The model checker has a map of its own in each run, with few entries.
+const ADDRESS_BITS: u32 = if cfg!(loom) { 22 } else { 48 };
+/// A leaf covers 4 GiB.
+const LEAF_SHIFT: u32 = if cfg!(loom) { 20 } else { 32 };
+const LEAF_BITS: u32 = LEAF_SHIFT - GRANULE_SHIFT;
 const LEAF_LEN: usize = 1 << LEAF_BITS;
-const ROOT_LEN: usize = 1 << (ADDRESS_BITS - 32);
+const ROOT_LEN: usize = 1 << (ADDRESS_BITS - LEAF_SHIFT);
 
 struct Leaf<T: 'static>([AtomicPtr<T>; LEAF_LEN]);
 
@@ -22,15 +25,21 @@ pub(crate) struct AddressMap<T: 'static> {
 }
 
 impl<T: Sync> AddressMap<T> {
+    #[cfg(not(loom))]
     #[allow(clippy::large_stack_arrays, clippy::declare_interior_mutable_const)] // only ever a static's initialiser
     pub(crate) const fn new() -> Self {
         Self { root: [const { AtomicPtr::new(ptr::null_mut()) }; ROOT_LEN] }
     }
 
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        Self { root: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
+    }
+
     /// The descriptor of the granule that holds `address`.
     #[inline(always)]
     pub(crate) fn get(&self, address: usize) -> Option<&'static T> {
-        let leaf = self.root.get(address >> 32)?.load(Ordering::Acquire);
+        let leaf = self.root.get(address >> LEAF_SHIFT)?.load(Ordering::Acquire);
         // SAFETY: the root holds null or a leaf that `leaf` published with release and that is never freed.
         let leaf = unsafe { leaf.as_ref() }?;
         let entry = leaf.0[(address >> GRANULE_SHIFT) & (LEAF_LEN - 1)].load(Ordering::Acquire);
@@ -112,7 +121,7 @@ impl<T: Sync> AddressMap<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -121,7 +121,7 @@ pub(crate) const fn reciprocal(block: usize) -> u64 {
     (1u64 << 32).div_ceil(block as u64)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

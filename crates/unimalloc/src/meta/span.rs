@@ -583,7 +583,7 @@ impl Span {
             return true;
         }
         // If someone told us meanwhile, the message is still under way and will be ignored.
-        self.state.store(ACTIVE, Release);
+        self.state.swap(ACTIVE, AcqRel);
         false
     }
 
@@ -605,7 +605,8 @@ impl Span {
     pub(crate) fn orphan(&self) {
         self.owner.store(0, Relaxed);
         self.keeper.store(0, Relaxed);
-        self.state.store(ORPHAN, SeqCst);
+        // A swap, not a store: a free may be moving FULL to TOLD, and one of the two must come first for everybody.
+        self.state.swap(ORPHAN, SeqCst);
         model_fence();
     }
 

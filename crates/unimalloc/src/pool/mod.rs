@@ -30,7 +30,12 @@ pub use huge::GlobalHugePool;
 use Ordering::{AcqRel, Relaxed};
 
 /// Every granule that any backend's pools hold, to the span it belongs to.
+#[cfg(not(loom))]
 static MAP: AddressMap<Span> = AddressMap::new();
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref MAP: AddressMap<Span> = AddressMap::new();
+}
 
 /// The span whose granules hold `address`.
 #[inline(always)]

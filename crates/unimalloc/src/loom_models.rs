@@ -1,0 +1,330 @@
+//! Models of what threads do to each other, run on the real code under every interleaving:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p unimalloc --release --lib loom
+//! ```
+
+use loom::sync::Arc;
+use loom::thread;
+
+use crate::backend::{BackendOps, MemoryBackend};
+use crate::error::FreeError;
+use crate::meta::address_map::AddressMap;
+use crate::meta::geometry::{class_of, GRANULE, MAX_ALIGN};
+use crate::meta::inbox::Inbox;
+use crate::meta::slot;
+use crate::meta::span::{Remote, Shape, Span, ACTIVE, NO_SEGMENT, TOLD};
+use crate::placement::Place;
+use crate::pool::{BackendPools, Home, PoolKey, SpanRequest};
+use crate::sync::{AtomicU16, AtomicU64, Ordering::Relaxed};
+
+/// Two blocks to a granule.
+const BLOCK: usize = GRANULE / 2;
+const INDEX: u32 = 3;
+
+/// A span of two blocks, both handed out, kept by heap 1.
+fn full_span() -> (&'static Span, &'static Inbox) {
+    let slots: Vec<_> = (0..2).map(|_| AtomicU16::new(0)).collect();
+    let remote: Vec<_> = (0..1).map(|_| AtomicU64::new(0)).collect();
+    let span: &'static Span = Box::leak(Box::new(Span::new(slots.leak(), remote.leak())));
+    span.shape(Shape {
+        base: MAX_ALIGN,
+        granules: 1,
+        block: BLOCK,
+        capacity: 2,
+        class: class_of(BLOCK) as u16,
+        lane: 0,
+        group: 0,
+        coded: false,
+        key: 0,
+        segment: NO_SEGMENT,
+        home: 0,
+    });
+    let inbox: &'static Inbox = Box::leak(Box::new(Inbox::new()));
+    inbox.reserve(INDEX);
+    span.adopt(1, true, 0, inbox, INDEX);
+    for _ in 0..2 {
+        let index = span.pop().unwrap().unwrap();
+        span.set_state(index, slot::LIVE);
+    }
+    (span, inbox)
+}
+
+fn drain(span: &'static Span) -> usize {
+    let mut freed = 0;
+    let refused = span.drain(|index| {
+        span.push(index);
+        freed += 1;
+    });
+    assert_eq!(refused, 0);
+    freed
+}
+
+fn told(inbox: &Inbox) -> Vec<u32> {
+    let mut told = Vec::new();
+    inbox.take_told(|index| told.push(index));
+    told
+}
+
+#[test]
+fn loom_racing_frees_of_one_block_have_one_winner() {
+    loom::model(|| {
+        let (span, _) = full_span();
+        let racer = || thread::spawn(move || span.free_remote(0, slot::LIVE).is_ok());
+        let (one, two) = (racer(), racer());
+        let winners = usize::from(one.join().unwrap()) + usize::from(two.join().unwrap());
+        assert_eq!(winners, 1);
+        assert_eq!(drain(span), 1);
+        assert!(matches!(span.free_remote(0, slot::LIVE), Err(FreeError::DoubleFree)));
+    });
+}
+
+#[test]
+fn loom_a_drain_takes_each_remote_free_once() {
+    loom::model(|| {
+        let (span, _) = full_span();
+        let freer = thread::spawn(move || {
+            assert!(span.free_remote(0, slot::LIVE).is_ok());
+            assert!(span.free_remote(1, slot::LIVE).is_ok());
+        });
+        let mut taken = drain(span);
+        freer.join().unwrap();
+        taken += drain(span);
+        assert_eq!(taken, 2);
+        assert!(span.is_empty() && !span.has_remote());
+    });
+}
+
+#[test]
+fn loom_a_remote_free_is_seen_by_the_parking_keeper_or_tells_it() {
+    loom::model(|| {
+        let (span, inbox) = full_span();
+        let freer = thread::spawn(move || assert!(span.free_remote(0, slot::LIVE).is_ok()));
+        let parked = span.park();
+        let early = if parked { 0 } else { drain(span) };
+        freer.join().unwrap();
+        if parked {
+            assert_eq!(told(inbox), [INDEX]);
+            assert_eq!(span.state(), TOLD);
+            span.unpark();
+            assert_eq!(drain(span), 1);
+        } else {
+            assert_eq!(early, 1);
+        }
+        assert_eq!(span.state(), ACTIVE);
+    });
+}
+
+#[test]
+fn loom_a_full_span_tells_its_keeper_once() {
+    loom::model(|| {
+        let (span, inbox) = full_span();
+        assert!(span.park());
+        let freer = |index| thread::spawn(move || assert!(span.free_remote(index, slot::LIVE).is_ok()));
+        let (one, two) = (freer(0), freer(1));
+        // The keeper reads its inbox meanwhile, as it would before a refill.
+        let mut messages = told(inbox);
+        if !messages.is_empty() {
+            assert_eq!(span.state(), TOLD);
+            span.unpark();
+            drain(span);
+        }
+        one.join().unwrap();
+        two.join().unwrap();
+        messages.extend(told(inbox));
+        assert_eq!(messages, [INDEX], "told once, whoever came first");
+        drain(span);
+        assert!(span.is_empty());
+    });
+}
+
+#[test]
+fn loom_messages_to_a_growing_inbox_are_not_lost() {
+    loom::model(|| {
+        let inbox: Arc<Inbox> = Arc::new(Inbox::new());
+        inbox.reserve(1);
+        let (first, second) = (inbox.clone(), inbox.clone());
+        let one = thread::spawn(move || first.tell(1));
+        let two = thread::spawn(move || second.tell(2));
+        inbox.reserve(100);
+        let mut all = told(&inbox);
+        one.join().unwrap();
+        two.join().unwrap();
+        all.extend(told(&inbox));
+        all.sort_unstable();
+        assert_eq!(all, [1, 2]);
+        assert!(!inbox.has_messages());
+    });
+}
+
+#[test]
+fn loom_an_address_map_shows_a_span_whole_or_not_at_all() {
+    loom::model(|| {
+        let map: Arc<AddressMap<Span>> = Arc::new(AddressMap::new());
+        let publisher = {
+            let map = map.clone();
+            thread::spawn(move || {
+                let (span, _) = full_span();
+                map.set(MAX_ALIGN, 1, Some(span));
+            })
+        };
+        if let Some(span) = map.get(MAX_ALIGN + 5) {
+            assert_eq!((span.base(), span.block(), span.capacity()), (MAX_ALIGN, BLOCK, 2));
+            assert_eq!(span.slot_at(MAX_ALIGN + BLOCK).unwrap().1.load(Relaxed), slot::LIVE);
+        }
+        publisher.join().unwrap();
+        assert!(map.get(MAX_ALIGN).is_some());
+    });
+}
+
+#[test]
+fn loom_threads_that_make_the_same_leaf_keep_both_entries() {
+    loom::model(|| {
+        let map: Arc<AddressMap<u32>> = Arc::new(AddressMap::new());
+        let set = |address, value: &'static u32| {
+            let map = map.clone();
+            thread::spawn(move || map.set(address, 1, Some(value)))
+        };
+        let (one, two) = (set(GRANULE, &1), set(2 * GRANULE, &2));
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!((map.get(GRANULE), map.get(2 * GRANULE)), (Some(&1), Some(&2)));
+    });
+}
+
+/// Addresses that nobody touches: the models look at bookkeeping alone.
+struct Nowhere;
+
+// SAFETY: the models never use a byte of a block; each makes one region, in a map of its own.
+unsafe impl MemoryBackend for Nowhere {
+    unsafe fn allocate(_: usize) -> *mut u8 {
+        std::ptr::without_provenance_mut(MAX_ALIGN)
+    }
+    unsafe fn deallocate(_: *mut u8, _: usize) -> bool {
+        true
+    }
+    unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
+        false
+    }
+    unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
+        false
+    }
+    unsafe fn decommit(_: *mut u8, _: usize) -> bool {
+        false
+    }
+    fn segment_bytes() -> usize {
+        MAX_ALIGN
+    }
+}
+
+const REQUEST: SpanRequest = SpanRequest { key: 0, class: class_of(BLOCK) as u16, lane: 0, group: 0 };
+
+/// Pools with one segment, and a span in it with `used` blocks handed out, kept by the caller.
+fn pools(used: usize) -> (Home, &'static Span) {
+    let pools: &'static BackendPools = Box::leak(Box::new(BackendPools::new()));
+    let home = Home { ops: const { &BackendOps::of::<Nowhere>() }, pools };
+    assert_eq!(home.key(PoolKey { place: Place::DEFAULT, encoded: false }), 0);
+    let span = home.take_span(REQUEST).unwrap();
+    for _ in 0..used {
+        let index = span.pop().unwrap().unwrap();
+        span.set_state(index, slot::LIVE);
+    }
+    (home, span)
+}
+
+fn free(home: Home, span: &'static Span, index: usize) {
+    match span.free_remote(index, slot::LIVE) {
+        Ok(Remote::Orphan) => home.visit_orphan(span),
+        Ok(Remote::Done) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Every interleaving with up to three switches away from a thread that could go on.
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.max_branches = 100_000;
+    builder.check(f);
+}
+
+#[test]
+fn loom_the_last_free_of_an_abandoned_span_returns_it() {
+    model(|| {
+        let (home, span) = pools(1);
+        let freer = thread::spawn(move || free(home, span, 0));
+        home.abandon(span);
+        freer.join().unwrap();
+        assert_eq!(home.pools.segment.len(), 1, "all of the segment is free again");
+        assert_eq!(home.pools.orphan.len(), 0);
+    });
+}
+
+#[test]
+fn loom_two_frees_that_race_with_the_end_of_their_thread_return_the_span() {
+    model(|| {
+        let (home, span) = pools(2);
+        let freer = |index| thread::spawn(move || free(home, span, index));
+        let (one, two) = (freer(0), freer(1));
+        home.abandon(span);
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!((home.pools.segment.len(), home.pools.orphan.len()), (1, 0));
+    });
+}
+
+#[test]
+fn loom_an_orphan_has_one_claimer() {
+    model(|| {
+        let (home, span) = pools(1);
+        home.abandon(span);
+        assert_eq!(home.pools.orphan.len(), 1);
+        let adopter = || thread::spawn(move || home.adopt(REQUEST).is_some());
+        let (one, two) = (adopter(), adopter());
+        let claims = usize::from(one.join().unwrap()) + usize::from(two.join().unwrap());
+        assert_eq!(claims, 1);
+        assert_eq!(home.pools.orphan.len(), 0);
+    });
+}
+
+#[test]
+fn loom_an_adopter_and_a_freeing_thread_lose_no_block_between_them() {
+    model(|| {
+        let (home, span) = pools(2);
+        home.abandon(span);
+        let freer = thread::spawn(move || free(home, span, 0));
+        let adopted = home.adopt(REQUEST);
+        freer.join().unwrap();
+        match adopted {
+            Some(adopted) => {
+                // The keeper finds the freed block, now or when it had looked before.
+                drain(adopted);
+                assert_eq!(adopted.used.load(Relaxed), 1);
+                assert_eq!(home.pools.orphan.len(), 0);
+            }
+            None => {
+                // The freeing thread held it for a moment; it is listed again, with the block on its free list.
+                let adopted = home.adopt(REQUEST).unwrap();
+                drain(adopted);
+                assert_eq!(adopted.used.load(Relaxed), 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn loom_a_free_into_a_parked_span_whose_thread_ends_is_not_forgotten() {
+    model(|| {
+        let (home, span) = pools(2);
+        let inbox: &'static Inbox = Box::leak(Box::new(Inbox::new()));
+        inbox.reserve(INDEX);
+        span.adopt(1, true, 0, inbox, INDEX);
+        assert!(span.park());
+        let freer = |index| thread::spawn(move || free(home, span, index));
+        let (one, two) = (freer(0), freer(1));
+        home.abandon(span);
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!((home.pools.segment.len(), home.pools.orphan.len()), (1, 0));
+    });
+}
