@@ -23,7 +23,8 @@ where
     let _: [bool; 4] =
         [B::SUPPORTS_PAGE_RESET, B::SUPPORTS_MAKE_GUARD, B::SUPPORTS_DECOMMIT, B::ENABLE_CPU_CACHE];
     let _: unsafe fn(usize) -> *mut u8 = <B as MemoryBackend>::allocate;
-    let _: [unsafe fn(*mut u8, usize) -> bool; 4] = [B::deallocate, B::page_reset, B::make_guard, B::decommit];
+    let _: [unsafe fn(*mut u8, usize) -> bool; 4] =
+        [B::deallocate, B::page_reset, B::make_guard, B::decommit];
 
     let _: fn() -> &'static BackendPools = <B as HasSegmentPool>::pools;
     let _: [fn() -> &'static GlobalSegmentPool; 2] = [B::global_segment_pool, B::global_orphan_pool];
@@ -33,7 +34,8 @@ where
 
     type F<B, R> = fn(&mut ThreadAllocator<B>) -> R;
     let _: fn(F<B, u8>) -> Option<u8> = <B as LocalAllocatorSelector<B>>::with_allocator::<u8>;
-    let _: unsafe fn(F<B, u8>) -> Option<u8> = <B as LocalAllocatorSelector<B>>::with_allocator_unguarded::<u8>;
+    let _: unsafe fn(F<B, u8>) -> Option<u8> =
+        <B as LocalAllocatorSelector<B>>::with_allocator_unguarded::<u8>;
     let _: fn(F<B, u8>) -> Option<u8> = B::with_allocator_for_policy::<SecurePolicy, u8>;
     let _: unsafe fn(F<B, u8>) -> Option<u8> = B::with_allocator_unguarded_for_policy::<HardenedPolicy, u8>;
     let _: [fn() -> *mut c_void; 6] = [
@@ -61,7 +63,8 @@ where
     ];
 
     let _: [fn() -> ThreadAllocator<B>; 2] = [ThreadAllocator::<B>::new, ThreadAllocator::<B>::new_encrypted];
-    let _: fn(&mut ThreadAllocator<B>, usize, usize) -> *mut u8 = ThreadAllocator::<B>::alloc::<StandardPolicy>;
+    let _: fn(&mut ThreadAllocator<B>, usize, usize) -> *mut u8 =
+        ThreadAllocator::<B>::alloc::<StandardPolicy>;
     let _: unsafe fn(&mut ThreadAllocator<B>, *mut u8) -> Result<(), FreeError> =
         ThreadAllocator::<B>::free::<StandardPolicy>;
     let _: fn(&ThreadAllocator<B>) -> *mut c_void = ThreadAllocator::<B>::as_ptr;
@@ -181,7 +184,8 @@ macro_rules! semantics {
                     let inner = <B as LocalAllocatorSelector<B>>::with_allocator(|_| runs.set(100));
                     assert_eq!((inner, last_error()), (None, Some(AllocError::Reentrant)));
                     // SAFETY: it is refused.
-                    let inner = unsafe { B::with_allocator_unguarded(|_: &mut ThreadAllocator<B>| runs.set(100)) };
+                    let inner =
+                        unsafe { B::with_allocator_unguarded(|_: &mut ThreadAllocator<B>| runs.set(100)) };
                     assert_eq!(inner, None);
                     assert_eq!(B::with_allocator_for_policy::<HardenedPolicy, ()>(|_| runs.set(100)), None);
                     42
@@ -203,7 +207,9 @@ macro_rules! semantics {
                 std::thread::spawn(|| {
                     // SAFETY: the closure uses only its argument.
                     let made = unsafe {
-                        <B as LocalAllocatorSelector<B>>::with_allocator_unguarded(|allocator| allocator.as_ptr())
+                        <B as LocalAllocatorSelector<B>>::with_allocator_unguarded(|allocator| {
+                            allocator.as_ptr()
+                        })
                     };
                     assert_eq!(made, Some(<B as LocalAllocatorSelector<B>>::get_allocator_ptr()));
                 })
@@ -243,7 +249,9 @@ macro_rules! semantics {
                 assert_eq!(standard, secure);
                 assert_ne!(standard, hardened);
                 assert_eq!(standard, B::get_allocator_ptr_for_policy::<SecurePolicy>());
-                let inside = <HardenedPolicy as PolicySlotSelection<B>>::with_allocator(|allocator| allocator.as_ptr());
+                let inside = <HardenedPolicy as PolicySlotSelection<B>>::with_allocator(|allocator| {
+                    allocator.as_ptr()
+                });
                 assert_eq!(inside, Some(hardened));
                 // SAFETY: the closure uses only its argument.
                 let inside = unsafe {
@@ -277,7 +285,8 @@ macro_rules! semantics {
                 assert!(plain.alloc::<HardenedPolicy>(64, 16).is_null());
                 assert_eq!(last_error(), Some(AllocError::ModeMismatch));
                 let mut encoded = ThreadAllocator::<B>::new_encrypted();
-                for block in [encoded.alloc::<StandardPolicy>(64, 16), encoded.alloc::<SecurePolicy>(64, 16)] {
+                for block in [encoded.alloc::<StandardPolicy>(64, 16), encoded.alloc::<SecurePolicy>(64, 16)]
+                {
                     assert!(block.is_null());
                     assert_eq!(last_error(), Some(AllocError::ModeMismatch));
                 }

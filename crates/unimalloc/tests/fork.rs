@@ -107,7 +107,10 @@ fn call_everything(blocks: &[usize], handle: &mut ThreadAllocator<B>) -> Vec<u8>
     c.forked(29, || Arena::<B>::new().alloc(64, 16).is_null());
     c.check(30, free::<StandardPolicy, B>(ptr::null_mut()) == Ok(()));
     // A thread of the child is no better off, and ends well.
-    c.check(31, thread::spawn(|| thread_alloc::<StandardPolicy, B>(64, 16).is_null()).join().unwrap_or(false));
+    c.check(
+        31,
+        thread::spawn(|| thread_alloc::<StandardPolicy, B>(64, 16).is_null()).join().unwrap_or(false),
+    );
     checks.0
 }
 
@@ -202,7 +205,10 @@ fn a_child_of_a_process_that_had_used_nothing_yet_is_free_to_use_the_host_backen
     // In a process of its own: this one has used the backend.
     if std::env::var_os("UNIMALLOC_TEST_FRESH").is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_child_of_a_process_that_had_used_nothing_yet_is_free_to_use_the_host_backend"])
+            .args([
+                "--exact",
+                "a_child_of_a_process_that_had_used_nothing_yet_is_free_to_use_the_host_backend",
+            ])
             .env("UNIMALLOC_TEST_FRESH", "1")
             .status()
             .unwrap();

@@ -41,7 +41,8 @@ macro_rules! invalid_frees {
                     assert_eq!(free::<$policy, B>(block), Err(FreeError::DoubleFree), "{size}");
                     assert_eq!(free::<StandardPolicy, B>(block), Err(FreeError::DoubleFree), "{size}");
                     let elsewhere = block as usize;
-                    let result = thread::spawn(move || free::<$policy, B>(elsewhere as *mut u8)).join().unwrap();
+                    let result =
+                        thread::spawn(move || free::<$policy, B>(elsewhere as *mut u8)).join().unwrap();
                     assert_eq!(result, Err(FreeError::DoubleFree), "{size}, in another thread");
                 }
             }
@@ -617,7 +618,11 @@ fn orphans_are_adopted_by_their_own_mode_and_policy_alone() {
     }
     let left = [leave::<StandardPolicy>(), leave::<SecurePolicy>(), leave::<HardenedPolicy>()];
     assert_eq!(audit::<Orphans>().unwrap().orphans, 3);
-    assert_eq!(Orphans::global_orphan_pool().len(), 2, "plain and encoded blocks are in segments of their own");
+    assert_eq!(
+        Orphans::global_orphan_pool().len(),
+        2,
+        "plain and encoded blocks are in segments of their own"
+    );
     let taken = [
         alloc::<StandardPolicy, Orphans>(1000, 16),
         alloc::<SecurePolicy, Orphans>(1000, 16),
@@ -626,7 +631,9 @@ fn orphans_are_adopted_by_their_own_mode_and_policy_alone() {
     .map(|block| block as usize);
     assert_eq!(taken.map(span), left.map(span), "each adopted the orphan of its own policy");
     assert_eq!(audit::<Orphans>().unwrap().orphans, 0);
-    left.into_iter().chain(taken).for_each(|block| free::<StandardPolicy, Orphans>(block as *mut u8).unwrap());
+    left.into_iter()
+        .chain(taken)
+        .for_each(|block| free::<StandardPolicy, Orphans>(block as *mut u8).unwrap());
     trim::<Orphans>(0);
     assert_eq!(Orphans::faults().held(), (0, 0));
 }
