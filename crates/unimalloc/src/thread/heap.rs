@@ -63,8 +63,12 @@ pub(crate) struct Heap {
 /// A heap caches no more than this many bytes of blocks above 512 KiB.
 const LARGE_CACHE_BYTES: usize = 16 << 20;
 
-/// A heap keeps back this many bytes of freed blocks of encoded spans; blocks above a quarter of it are reused at once.
+/// A heap keeps back this many bytes of freed blocks of encoded spans, or this many blocks if they are small: more would
+/// push what the program uses out of the processor's cache. Blocks above a quarter of the bytes are reused at once.
 const QUARANTINE_BYTES: usize = 1 << 20;
+const QUARANTINE_BLOCKS: usize = 4096;
+/// It releases a sixteenth of them at a time: one by one, each would take a full span up and fill it again.
+const QUARANTINE_SLACK: usize = 16;
 
 /// Blocks below this share pages with others, so that the two sides would fight over them.
 const SMALL: usize = 64 << 10;
@@ -136,7 +140,7 @@ impl Heap {
     #[cold]
     fn refill(&mut self, at: usize) -> usize {
         self.read_inbox();
-        self.trim_quarantine(QUARANTINE_BYTES);
+        self.limit_quarantine();
         loop {
             if let Some(span) = self.bins[at].partial {
                 if let Some(address) = self.take_batch(at, span) {
@@ -329,7 +333,7 @@ impl Heap {
             if span.block() > QUARANTINE_BYTES / 4 {
                 self.has_room(at, span);
             }
-            self.trim_quarantine(QUARANTINE_BYTES);
+            self.limit_quarantine();
         } else {
             self.free_full(at, span.address(index), &span.slots()[usize::from(index)]);
         }
@@ -342,7 +346,7 @@ impl Heap {
             .is_some_and(|t| t.is_some_and(|t| std::ptr::eq(t, span)))
     }
 
-    /// Keeps a freed block back from reuse until `QUARANTINE_BYTES` more were freed. Lists and returns no span, so it
+    /// Keeps a freed block back from reuse until many more were freed. Lists and returns no span, so it
     /// may be called while one is being looked at.
     fn keep_back(&mut self, span: &'static Span, index: u16) {
         if span.block() > QUARANTINE_BYTES / 4 {
@@ -354,9 +358,16 @@ impl Heap {
         }
     }
 
-    /// Releases the oldest blocks above the quarantine's bound.
-    fn trim_quarantine(&mut self, bound: usize) {
-        while self.quarantined_bytes > bound {
+    fn limit_quarantine(&mut self) {
+        let over = |count, most| count > most + most / QUARANTINE_SLACK;
+        if over(self.quarantined_bytes, QUARANTINE_BYTES) || over(self.quarantined.len(), QUARANTINE_BLOCKS) {
+            self.trim_quarantine(QUARANTINE_BYTES, QUARANTINE_BLOCKS);
+        }
+    }
+
+    /// Releases the oldest blocks until no more than these are kept back.
+    fn trim_quarantine(&mut self, bytes: usize, blocks: usize) {
+        while self.quarantined_bytes > bytes || self.quarantined.len() > blocks {
             self.release_oldest();
         }
     }
@@ -486,7 +497,7 @@ impl Heap {
                 self.drain(span);
             }
         }
-        self.trim_quarantine(0);
+        self.trim_quarantine(0, 0);
         for at in 0..self.bins.len() {
             self.flush(at, usize::MAX);
         }

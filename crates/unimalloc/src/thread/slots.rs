@@ -165,9 +165,10 @@ impl Slots {
     /// The current heap of a mode, made if needed. `None` while dead or forked.
     pub(crate) fn cell(&self, home: Home, encoded: bool, arm: impl FnOnce() -> bool) -> Option<Rc<HeapCell>> {
         let state = self.live_state(arm)?;
-        let current = self.current(state, encoded);
-        if !current.is_null() {
-            return known_cell(current).or_else(|| state.slots[usize::from(encoded)].own.borrow().clone());
+        let slot = &state.slots[usize::from(encoded)];
+        let registered = slot.registered.get().and_then(known_cell);
+        if let Some(current) = registered.or_else(|| slot.own.borrow().clone()) {
+            return Some(current);
         }
         let cell = HeapCell::make(home, encoded);
         *state.slots[usize::from(encoded)].own.borrow_mut() = Some(cell.clone());
