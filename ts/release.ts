@@ -32,7 +32,12 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
   if (options?.after !== undefined) {
     finish(block)
     const end = (): void => {
-      endHold(block, buffer)
+      try {
+        endHold(block, buffer)
+      } catch (error) {
+        // Nobody waits for this free: a rejection would end the process for what is no more than a report.
+        process.emitWarning(fromNative(error) as Error)
+      }
     }
     options.after.then(end, end)
     return
