@@ -67,8 +67,8 @@ const LARGE_CACHE_BYTES: usize = 16 << 20;
 /// push what the program uses out of the processor's cache. Blocks above a quarter of the bytes are reused at once.
 const QUARANTINE_BYTES: usize = 1 << 20;
 const QUARANTINE_BLOCKS: usize = 4096;
-/// It releases a sixteenth of them at a time: one by one, each would take a full span up and fill it again.
-const QUARANTINE_SLACK: usize = 16;
+/// It releases a sixty-fourth of them at a time: one by one, each would take a full span up and fill it again.
+const QUARANTINE_SLACK: usize = 64;
 
 /// Blocks below this share pages with others, so that the two sides would fight over them.
 const SMALL: usize = 64 << 10;
