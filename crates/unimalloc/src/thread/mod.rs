@@ -8,6 +8,8 @@ mod bin;
 pub(crate) mod heap;
 mod shared;
 pub(crate) mod slots;
+#[cfg(test)]
+mod tampering;
 
 pub use allocator::ThreadAllocator;
 pub use shared::SharedHeaps;
