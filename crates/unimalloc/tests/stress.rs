@@ -12,7 +12,12 @@ use unimalloc::{stats, trim, usable_size, HasSegmentPool, HostBackend, StandardP
 type B = HostBackend;
 
 const THREADS: u64 = 8;
-const OPERATIONS: u64 = 10_000_000 / THREADS;
+
+/// Ten million in all, or what the variable says: sanitizers are slow.
+fn operations() -> u64 {
+    let configured = std::env::var("UNIMALLOC_STRESS_OPERATIONS").ok().and_then(|text| text.parse().ok());
+    configured.unwrap_or(10_000_000) / THREADS
+}
 
 /// A live block: address, size, and the byte it is filled with at its first and last 16 bytes.
 #[derive(Clone, Copy)]
@@ -47,11 +52,11 @@ impl Block {
 fn ten_million_operations_over_eight_threads() {
     static HANDED_OVER: Mutex<Vec<Block>> = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        for seed in 0..THREADS {
+        let worker = |seed| {
             scope.spawn(move || {
                 let mut random = Random(seed + 1);
                 let mut blocks: Vec<Block> = Vec::new();
-                for _ in 0..OPERATIONS {
+                for _ in 0..operations() {
                     match random.below(100) {
                         0..=49 if blocks.len() < 2000 => {
                             let most = if random.below(1000) == 0 { 1 << 21 } else { 1 << 13 };
@@ -72,8 +77,11 @@ fn ten_million_operations_over_eight_threads() {
                     }
                 }
                 blocks.into_iter().for_each(Block::free);
-            });
-        }
+            })
+        };
+        let workers: Vec<_> = (0..THREADS).map(worker).collect();
+        // A scope waits for closures; this waits for the threads' ends, where their heaps are given up.
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     HANDED_OVER.lock().unwrap().drain(..).for_each(Block::free);
 
