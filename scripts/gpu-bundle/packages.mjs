@@ -1,6 +1,7 @@
 // Copies npm packages with what they need at run time, keeping the layout of node_modules.
 import { cpSync, existsSync, readFileSync } from 'node:fs'
 import { dirname, join, relative, sep } from 'node:path'
+import { SetupError } from '../setup.mjs'
 
 /** Dependencies that a package lists for building itself, which it has done already. */
 const buildOnly = new Set(['cmake-js', 'node-addon-api'])
@@ -23,7 +24,7 @@ export function copyPackages(names, root, target) {
     const folder = find(name, from)
     if (!folder) {
       if (optional) return
-      throw new Error(`${name}, needed in ${from}, is not installed; run npm ci`)
+      throw new SetupError(`${name}, needed in ${from}, is not installed; run \`npm ci\`.`)
     }
     if (done.has(folder)) return
     done.add(folder)

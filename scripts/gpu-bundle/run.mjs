@@ -10,6 +10,7 @@ const patience = 8 * 60_000
 const parts = { tests: [rustTests, javaScriptTests], demo: [demo], bench: [rustBenchmarks, javaScriptBenchmarks] }
 
 const noGpu = whyNoCuda()
+const { builtFrom } = JSON.parse(readFileSync(join(here, 'package.json'), 'utf8'))
 const results = []
 let out
 
@@ -132,7 +133,7 @@ async function demo() {
 }
 
 async function rustBenchmarks() {
-  const [program] = filesIn('rust', 'bench')
+  const program = join(here, 'rust', 'bench', 'unimalloc-bench')
   const compared = join(out, 'compare.json')
   const resident = join(out, 'resident.json')
   const steps = [
@@ -145,6 +146,10 @@ async function rustBenchmarks() {
     const ended = await execute(name, program, args, { show: true })
     record(name, ended, { passed: ended.code === 0 ? 1 : 0 })
   }
+  if (noGpu) return skip('bench gpu', noGpu)
+  const gpu = ['--commit', builtFrom.split(',')[0], '--out', join(out, 'gpu.json')]
+  const ended = await execute('bench gpu', join(here, 'rust', 'bench', 'gpu'), gpu, { show: true })
+  record('bench gpu', ended, { passed: ended.code === 0 ? 1 : 0 })
 }
 
 async function javaScriptBenchmarks() {
@@ -156,7 +161,6 @@ async function javaScriptBenchmarks() {
 }
 
 function printTable() {
-  const { builtFrom } = JSON.parse(readFileSync(join(here, 'package.json'), 'utf8'))
   const sum = (key) => results.reduce((total, result) => total + result[key], 0)
   const skipped = results.flatMap((result) => result.skipped.map((name) => `${result.name}: ${name}`))
   if (skipped.length > 0) console.log(`\nskipped:\n${skipped.map((name) => `  ${name}`).join('\n')}`)
