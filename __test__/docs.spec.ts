@@ -61,12 +61,16 @@ const folder = mkdtempSync(join(root, 'dist', 'docs-'))
 anyTest.after.always(() => rmSync(folder, { recursive: true }))
 
 function run(name: string, code: string, environment: Record<string, string>): Promise<Outcome> {
+  const file = join(folder, name)
+  writeFileSync(file, code)
+  return runNode([file], environment)
+}
+
+function runNode(args: string[], environment: Record<string, string>): Promise<Outcome> {
   return new Promise((done, reject) => {
     const env: NodeJS.ProcessEnv = { ...process.env, ...environment }
     delete env['NODE_OPTIONS']
-    const file = join(folder, name)
-    writeFileSync(file, code)
-    const child = spawn(process.execPath, [file], { cwd: root, env })
+    const child = spawn(process.execPath, args, { cwd: root, env })
     let [stdout, stderr] = ['', '']
     child.stdout.setEncoding('utf8').on('data', (text: string) => (stdout += text))
     child.stderr.setEncoding('utf8').on('data', (text: string) => (stderr += text))
@@ -134,7 +138,7 @@ const testPages = blocks.length > 0 ? anyTest : anyTest.skip
 
 testPages('every block is of a kind that is checked, here or by a doctest', (t) => {
   // Shell, C++ and what a program prints are for reading; Rust is a doctest of the crate.
-  const known = new Set(['js', 'ts', 'cjs', 'rust', 'rust,no_run', 'sh', 'cpp', 'text'])
+  const known = new Set(['js', 'ts', 'cjs', 'rust', 'sh', 'cpp', 'text'])
   for (const { page, line, language } of blocks) t.true(known.has(language), `${page}:${line}: ${language}`)
   t.true(blocks.filter(({ language }) => language === 'js').length > 20)
 })
@@ -159,6 +163,14 @@ testPages('links between pages lead somewhere', (t) => {
 })
 
 const testSources = existsSync(join(root, 'ts')) ? anyTest : anyTest.skip
+
+testSources('the site has no warning: every page has a title, and every link leads somewhere', async (t) => {
+  const typedoc = join(root, 'node_modules', 'typedoc', 'bin', 'typedoc')
+  const args = ['--options', join('docs', 'site', 'typedoc.mjs'), '--out', join(folder, 'site'), '--logLevel', 'Warn']
+  const { code, stdout, stderr } = await runNode([typedoc, ...args], {})
+  t.is(code, 0, stdout + stderr)
+  t.true(existsSync(join(folder, 'site', 'documents', 'Placement.html')))
+})
 
 testSources('the reference lists every error code, and every environment variable that the sources read', (t) => {
   const reference = readFileSync(join(guide, 'reference.md'), 'utf8')

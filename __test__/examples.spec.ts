@@ -98,23 +98,28 @@ for (const example of examples) {
   })
 
   const testFake = fake === null ? anyTest.skip : test
-  testFake(`${program} over the stand-in driver${lacks}`, async (t) => {
-    const { code, stdout, stderr } = await run(example, {
-      UNIMALLOC_BACKEND: 'cuda-unified',
-      LD_LIBRARY_PATH: fake as string,
+  for (const concurrent of ['1', '0']) {
+    const how = concurrent === '1' ? '' : ' without concurrent access'
+    testFake(`${program} over the stand-in driver${how}${lacks}`, async (t) => {
+      const { code, signal, stdout, stderr } = await run(example, {
+        UNIMALLOC_BACKEND: 'cuda-unified',
+        LD_LIBRARY_PATH: fake as string,
+        FAKE_CUDA_CONCURRENT: concurrent,
+      })
+      // A touch of unified memory while the stand-in is busy is the end of the process there, as on the real thing.
+      t.is(signal, null, stdout)
+      if (runsOnFake) {
+        t.is(code, 0, stderr)
+        t.regex(stdout, says)
+        if (saysOnGpu !== undefined) t.regex(stdout, saysOnGpu)
+        t.regex(stdout, /\bcuda-unified\b/)
+      } else {
+        // The stand-in checks what it is launched with, and only then says that it cannot run such a kernel.
+        t.is(code, 1, stdout)
+        t.regex(stderr, /a kernel launch failed: CUDA_ERROR_NOT_SUPPORTED/)
+      }
     })
-    if (runsOnFake) {
-      t.is(code, 0, stderr)
-      t.regex(stdout, says)
-      if (saysOnGpu !== undefined) t.regex(stdout, saysOnGpu)
-      t.regex(stdout, /\bcuda-unified\b/)
-      t.is(stderr, '')
-    } else {
-      // The stand-in checks what it is launched with, and only then says that it cannot run such a kernel.
-      t.is(code, 1, stdout)
-      t.regex(stderr, /a kernel launch failed: CUDA_ERROR_NOT_SUPPORTED/)
-    }
-  })
+  }
 
   const testGpu = isCudaAvailable() ? test : anyTest.skip
   testGpu(`${program} on a GPU${lacks}`, async (t) => {

@@ -29,7 +29,7 @@ function titleOf({ name, content }) {
   return line.slice(2).replaceAll('`', '')
 }
 
-/** Only the highlighter of TypeScript knows `using`. What follows `rust` tells rustdoc how to test the block. */
+/** Only the highlighter of TypeScript knows `using`. */
 function forHighlighter(part) {
-  part.text = part.text.replace(/^```c?js\n/, '```ts\n').replace(/^```rust,\S+/, '```rust')
+  part.text = part.text.replace(/^```c?js\n/, '```ts\n')
 }
