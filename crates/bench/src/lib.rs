@@ -4,10 +4,17 @@
 //! written once and compiled for each peer; nothing replaces the global allocator, so all peers run in one process, in
 //! turns, and a ratio compares runs that were milliseconds apart.
 
+#[cfg(feature = "compare")]
+pub mod clock;
+#[cfg(feature = "compare")]
 pub mod compare;
 pub mod machine;
+#[cfg(feature = "compare")]
 pub mod peer;
 pub mod random;
+#[cfg(feature = "compare")]
 pub mod report;
+#[cfg(feature = "compare")]
 pub mod resident;
+#[cfg(feature = "compare")]
 pub mod workload;

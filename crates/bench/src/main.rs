@@ -1,10 +1,11 @@
 //! `unimalloc-bench`: compares allocators and writes what it found.
 
 use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
 use unimalloc_bench::compare::{compare, Plan, Row};
-use unimalloc_bench::resident;
+use unimalloc_bench::{report, resident};
 
 const USAGE: &str = "\
 usage: unimalloc-bench compare [--rounds N] [--ms X] [--duel] [--only NAME]... [--out FILE.json]
@@ -31,6 +32,10 @@ fn run(arguments: &[String]) -> Result<(), String> {
     match arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         Some(("compare", rest)) => run_compare(rest, &command),
         Some(("resident", rest)) => run_resident(rest, &command),
+        Some(("report", [comparison, residence, directory])) => {
+            let failed = |error: report::Failure| format!("the report was not written: {error}");
+            report::write(&read(comparison)?, &read(residence)?, Path::new(directory)).map_err(failed)
+        }
         Some(("resident-one", [peer, mix])) => {
             let mix = mix.parse().map_err(|_| USAGE)?;
             let (live, peak) = resident::run_named(peer, mix).ok_or("no peer of this name was built")?;
@@ -94,4 +99,9 @@ fn write(out: Option<&str>, results: &impl serde::Serialize) -> Result<(), Strin
     let Some(file) = out else { return Ok(()) };
     let text = serde_json::to_string_pretty(results).map_err(|error| error.to_string())?;
     fs::write(file, text + "\n").map_err(|error| format!("{file}: {error}"))
+}
+
+fn read<T: serde::de::DeserializeOwned>(file: &str) -> Result<T, String> {
+    let text = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    serde_json::from_str(&text).map_err(|error| format!("{file}: {error}"))
 }

@@ -7,8 +7,8 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use unimalloc::{
-    thread_alloc, thread_free, thread_realloc, usable_size, AllocPolicy, FreeError, HardenedPolicy, HostBackend,
-    SecurePolicy, StandardPolicy,
+    thread_alloc, thread_free, thread_realloc, usable_size, AllocPolicy, FreeError, HardenedPolicy,
+    HostBackend, SecurePolicy, StandardPolicy,
 };
 
 /// Not inlined: what a caller in another crate that is not rebuilt for it pays.

@@ -10,14 +10,14 @@ use crate::peer::Peer;
 /// What a run did and how long it took.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Wall time, without set-up.
+    /// Processor time of all threads, without set-up.
     pub time: Duration,
     /// What the workload counts: pairs of allocation and free, replacements, resizes.
     pub operations: u64,
 }
 
 impl Sample {
-    /// Nanoseconds per operation. Where threads work side by side: wall time, over the operations of all of them.
+    /// Nanoseconds per operation. Where threads work side by side: of all of them, over the operations of all of them.
     pub fn nanoseconds(self) -> f64 {
         self.time.as_nanos() as f64 / self.operations as f64
     }

@@ -4,9 +4,9 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread;
-use std::time::Instant;
 
 use super::{allocate, release, touch, Block, Sample};
+use crate::clock::Start;
 use crate::peer::Peer;
 use crate::random::Random;
 
@@ -32,7 +32,7 @@ pub(super) fn larson<P: Peer>(threads: usize, generations: u64) -> Sample {
             (0..BLOCKS).map(|_| allocate::<P>(random.within(10, 1_000))).collect()
         })
         .collect();
-    let start = Instant::now();
+    let start = Start::now();
     for generation in 0..generations {
         owned = thread::scope(|scope| {
             let handles: Vec<_> = owned
@@ -61,7 +61,7 @@ pub(super) fn larson<P: Peer>(threads: usize, generations: u64) -> Sample {
 
 pub(super) fn xmalloc<P: Peer>(threads: usize, batches: u64) -> Sample {
     const BATCH: usize = 120;
-    let start = Instant::now();
+    let start = Start::now();
     thread::scope(|scope| {
         for pair in 0..threads / 2 {
             let (send, receive) = sync_channel::<Vec<Block>>(8);
@@ -96,7 +96,7 @@ pub(super) fn mstress<P: Peer>(threads: usize, rounds: u64) -> Sample {
     const KEPT: usize = 500;
     const STEPS: usize = 1_000;
     let exchange = Exchange((0..1_000).map(|_| AtomicUsize::new(0)).collect());
-    let start = Instant::now();
+    let start = Start::now();
     for round in 0..rounds {
         thread::scope(|scope| {
             for at in 0..threads {
@@ -137,7 +137,7 @@ pub(super) fn mstress<P: Peer>(threads: usize, rounds: u64) -> Sample {
 pub(super) fn cache_scratch<P: Peer>(threads: usize, times: u64) -> Sample {
     const WRITES: usize = 1_000;
     let given: Vec<Block> = (0..threads).map(|_| allocate::<P>(8)).collect();
-    let start = Instant::now();
+    let start = Start::now();
     thread::scope(|scope| {
         for block in given {
             spawn::<P, _>(scope, move || {
@@ -159,7 +159,7 @@ pub(super) fn cache_scratch<P: Peer>(threads: usize, times: u64) -> Sample {
 
 pub(super) fn glibc_thread<P: Peer>(threads: usize, times: u64) -> Sample {
     const LIVE: usize = 1_024;
-    let start = Instant::now();
+    let start = Start::now();
     thread::scope(|scope| {
         for at in 0..threads {
             spawn::<P, _>(scope, move || {
@@ -180,7 +180,7 @@ pub(super) fn glibc_thread<P: Peer>(threads: usize, times: u64) -> Sample {
 
 pub(super) fn handoff<P: Peer>(size: usize, batches: u64) -> Sample {
     const BATCH: usize = 500;
-    let start = Instant::now();
+    let start = Start::now();
     thread::scope(|scope| {
         let (send, receive) = sync_channel::<Vec<Block>>(4);
         let (send_back, receive_back) = sync_channel::<Vec<Block>>(8);

@@ -1,14 +1,14 @@
 //! Workloads of one thread.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use super::{allocate, release, touch, touch_pages, Block, Sample};
+use crate::clock::Start;
 use crate::peer::Peer;
 use crate::random::Random;
 
 pub(super) fn pair<P: Peer>(size: usize, times: u64) -> Sample {
-    let start = Instant::now();
+    let start = Start::now();
     for _ in 0..times {
         let block = P::alloc(black_box(size));
         // SAFETY: the block was just allocated.
@@ -20,7 +20,7 @@ pub(super) fn pair<P: Peer>(size: usize, times: u64) -> Sample {
 pub(super) fn batch<P: Peer>(size: usize, reverse: bool, times: u64) -> Sample {
     let count = (1_000_usize).min((16 << 20) / size);
     let mut blocks = vec![0_usize; count];
-    let start = Instant::now();
+    let start = Start::now();
     for _ in 0..times {
         for block in &mut blocks {
             *block = P::alloc(black_box(size)) as usize;
@@ -48,7 +48,7 @@ pub(super) fn random<P: Peer>(touched: bool, times: u64) -> Sample {
     // Drawn beforehand, so that the loop measures the allocator and not the generator.
     let drawn: Vec<(u16, u16)> =
         (0..times).map(|_| (random.below(LIVE) as u16, random.within(256, 16 << 10) as u16)).collect();
-    let start = Instant::now();
+    let start = Start::now();
     for &(at, size) in &drawn {
         let block = &mut blocks[usize::from(at)];
         release::<P>(*block);
@@ -66,7 +66,7 @@ pub(super) fn malloc_large<P: Peer>(times: u64) -> Sample {
     const MIB: usize = 1 << 20;
     let mut random = Random(11);
     let mut blocks: [Option<Block>; 20] = [None; 20];
-    let start = Instant::now();
+    let start = Start::now();
     for _ in 0..times {
         let place = &mut blocks[random.below(20)];
         if let Some(block) = place.take() {
@@ -85,7 +85,7 @@ pub(super) fn glibc_simple<P: Peer>(times: u64) -> Sample {
     const COUNT: usize = 1_600;
     let mut blocks = [0_usize; COUNT];
     let mut operations = 0;
-    let start = Instant::now();
+    let start = Start::now();
     for size in [8_usize, 16, 32, 64, 128, 256, 512, 1024] {
         for turn in 0..times {
             for block in &mut blocks {
@@ -108,7 +108,7 @@ pub(super) fn glibc_simple<P: Peer>(times: u64) -> Sample {
 
 pub(super) fn realloc<P: Peer>(times: u64) -> Sample {
     let mut operations = 0;
-    let start = Instant::now();
+    let start = Start::now();
     for _ in 0..times {
         let mut size = 16;
         let mut block = P::alloc(size);
