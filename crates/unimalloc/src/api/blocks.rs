@@ -15,6 +15,10 @@ use crate::stream::{self, Deferred, Notify};
 use crate::sync::Ordering::{AcqRel, Relaxed};
 use crate::thread::heap::{BinKey, Heap};
 
+/// A block that its stream may have back at once was last used by the GPU, as far as we know. From here on it is worth a look
+/// whether the host has touched it since: a microsecond, where moving live pages back would take milliseconds.
+const REUSE_LOOK: usize = 16 << 20;
+
 /// An allocation, checked.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
@@ -60,8 +64,13 @@ impl Request {
                 && span.lane.load(Relaxed) == self.key.policy as u8
                 && span.group.load(Relaxed) == self.key.group
         };
-        stream::reuse_on(stream, fits)
-            .map_or(ptr::null_mut(), |(span, index)| span.address(index) as *mut u8)
+        let Some((span, index)) = stream::reuse_on(stream, fits) else { return ptr::null_mut() };
+        let block = span.address(index) as *mut u8;
+        if span.block() >= REUSE_LOOK {
+            // SAFETY: the block is ours, and its contents are nobody's once the stream has passed.
+            unsafe { (home.ops.settle)(block, span.block(), self.key.place, true, Some(stream)) };
+        }
+        block
     }
 
     /// The size class that serves the request, if blocks of a class do.

@@ -29,8 +29,10 @@ use Ordering::{AcqRel, Relaxed};
 /// A batch closes by itself at this many blocks, or this many bytes.
 const BATCH_BLOCKS: usize = 64;
 const BATCH_BYTES: usize = 8 << 20;
-/// Somebody who needs memory closes a batch from this many blocks on; a smaller one must have been seen twice.
-const WORTH_CLOSING: usize = 8;
+/// Somebody who needs memory closes a batch from this many blocks on, if none is on its way, or one that so many have
+/// looked at: an event costs about a microsecond, and so does asking for it.
+const WORTH_CLOSING: usize = 32;
+const LOOKS: u8 = 8;
 
 /// A freed block that waits for one stream, or for one of several.
 struct Pending {
@@ -57,8 +59,8 @@ pub struct Notify {
 struct Batch {
     blocks: Vec<Pending>,
     bytes: usize,
-    /// Somebody needed memory while this batch was open.
-    wanted: bool,
+    /// How often somebody needed memory while this batch was open.
+    looks: u8,
 }
 
 struct Closed {
@@ -213,7 +215,7 @@ pub(crate) fn reuse_on(
             if block.others.is_none() && fits(block.span) {
                 let block = batch.blocks.swap_remove(at);
                 batch.bytes -= block.span.block();
-                track.uncount(&block);
+                track.uncount(1, block.span.block());
                 renew(block.span, block.index, mark);
                 block.span.set_state(block.index, slot::LIVE | slot::MARKED);
                 return Some((block.span, block.index));
@@ -297,15 +299,15 @@ impl Track {
         self.bytes.fetch_add(block.span.block(), Relaxed);
     }
 
-    fn uncount(&self, block: &Pending) {
-        self.blocks.fetch_sub(1, Relaxed);
-        self.bytes.fetch_sub(block.span.block(), Relaxed);
+    fn uncount(&self, blocks: usize, bytes: usize) {
+        self.blocks.fetch_sub(blocks, Relaxed);
+        self.bytes.fetch_sub(bytes, Relaxed);
     }
 
     /// The stream has passed a batch: frees those of its blocks that wait for no other.
     fn pass(&self, batch: Batch) {
+        self.uncount(batch.blocks.len(), batch.bytes);
         for block in batch.blocks {
-            self.uncount(&block);
             if block.is_last() {
                 let bytes = block.span.block();
                 release_passed(block.home, block.span, block.index);
@@ -318,8 +320,8 @@ impl Track {
 
     /// The context of a batch died.
     fn lose(&self, batch: Batch) {
+        self.uncount(batch.blocks.len(), batch.bytes);
         for block in batch.blocks {
-            self.uncount(&block);
             if block.is_last() {
                 LOST_BLOCKS.fetch_add(1, Relaxed);
                 LOST_BYTES.fetch_add(block.span.block(), Relaxed);
@@ -355,7 +357,6 @@ impl Track {
                 queue.looking -= 1;
                 if let Some(mut batch) = open {
                     queue.open.bytes += batch.bytes;
-                    queue.open.wanted |= batch.wanted;
                     queue.open.blocks.append(&mut batch.blocks);
                 }
                 if !waiting.is_empty() {
@@ -385,13 +386,15 @@ impl Track {
             if queue.mark == 0 || queue.is_empty() {
                 return false;
             }
+            queue.open.looks = queue.open.looks.saturating_add(1);
+            let worth = queue.open.blocks.len() >= WORTH_CLOSING || queue.open.looks >= LOOKS;
             let closes = !queue.open.blocks.is_empty()
-                && (urgency == Urgency::Wait
-                    || queue.open.wanted
-                    || queue.open.blocks.len() >= WORTH_CLOSING);
+                && (urgency == Urgency::Wait || queue.closed.is_empty() && worth);
             let open = closes.then(|| queue.take_open());
             if open.is_none() {
-                queue.open.wanted = !queue.open.blocks.is_empty();
+                if queue.closed.is_empty() {
+                    return false;
+                }
                 queue.looking += 1;
             }
             (queue.mark, open, std::mem::take(&mut queue.closed))

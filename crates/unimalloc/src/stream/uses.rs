@@ -21,7 +21,9 @@ pub fn record_use<B: HasSegmentPool>(ptr: *const u8, stream: &Stream) -> Result<
 
 pub(crate) fn mark_block(home: Home, ptr: *const u8, stream: &Stream) -> Result<(), FreeError> {
     let span = span_of(ptr as usize).filter(|span| home.owns(span)).ok_or(FreeError::NotOurs)?;
-    let (index, word) = span.block_around(ptr as usize).ok_or(FreeError::DoubleFree)?;
+    // Most pointers are to a block's start, which is found without a division.
+    let start = span.slot_at(ptr as usize).filter(|(index, _)| *index < usize::from(span.capacity()));
+    let (index, word) = start.or_else(|| span.block_around(ptr as usize)).ok_or(FreeError::DoubleFree)?;
     if !slot::is_live(word.load(Relaxed)) {
         return Err(FreeError::DoubleFree);
     }

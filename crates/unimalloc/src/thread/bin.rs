@@ -27,6 +27,10 @@ pub(super) struct Bin {
 /// A cache holds up to this many bytes of blocks, but at least two blocks and at most `MAX_CACHED`.
 const CACHE_BYTES: usize = 128 << 10;
 const MAX_CACHED: usize = 128;
+/// Blocks that have a span of their own: up to this many bytes, but at least one and at most eight. As many are freed at
+/// once where they waited for the GPU.
+const LARGE_BYTES: usize = 8 << 20;
+const MAX_LARGE: usize = 8;
 
 impl Bin {
     /// Without a cache (`cached` false) every allocation goes to a span's free list, and verifies it.
@@ -34,7 +38,7 @@ impl Bin {
         let size = class_size(class);
         let limit = match size {
             _ if !cached => 0,
-            size if size > SHARED_MAX => 1,
+            size if size > SHARED_MAX => (LARGE_BYTES / size).clamp(1, MAX_LARGE),
             size => (CACHE_BYTES / size).clamp(2, MAX_CACHED),
         };
         Self { entries: Box::default(), len: 0, limit: limit as u16, class: class as u16, partial: None }

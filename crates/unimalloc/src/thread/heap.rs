@@ -142,6 +142,9 @@ impl Heap {
         self.read_inbox();
         self.limit_quarantine();
         loop {
+            if self.bins[at].len() > 0 {
+                return self.alloc(at); // what came back went to the cache
+            }
             if let Some(span) = self.bins[at].partial {
                 if let Some(address) = self.take_batch(at, span) {
                     return address;
@@ -233,7 +236,7 @@ impl Heap {
         if self.home.reclaim(Urgency::Look) {
             // Blocks came back through the spans' remote frees: full spans told us, the others hold them.
             self.read_inbox();
-            if self.bins[at].partial.is_some() {
+            if self.bins[at].partial.is_some() || self.bins[at].len() > 0 {
                 return true;
             }
         }
@@ -443,8 +446,11 @@ impl Heap {
 
     /// Takes up the remote frees of one span.
     fn drain(&mut self, span: &'static Span) {
-        let coded = span.is_coded();
-        let refused = span.drain(|index| if coded { self.keep_back(span, index) } else { span.push(index) });
+        let refused = if span.is_coded() {
+            span.drain(|index| self.keep_back(span, index))
+        } else {
+            span.drain_to_list()
+        };
         self.home.pools.report_late_double_frees(refused);
     }
 
@@ -464,12 +470,37 @@ impl Heap {
             self.drain(span);
             let at = usize::from(span.bin());
             if span.has_free() {
-                self.has_room(at, span);
+                if !self.cache_large(at, span) {
+                    self.has_room(at, span);
+                }
             } else {
                 self.bins[at].link(span);
                 self.park(at, span);
             }
         }
+    }
+
+    /// Caches the one block of a span that came back, where there is room: returning the span to the pool and cutting
+    /// another costs some hundred nanoseconds.
+    fn cache_large(&mut self, at: usize, span: &'static Span) -> bool {
+        let size = class_size(at % CLASSES);
+        let bin = &mut self.bins[at];
+        if size <= SHARED_MAX
+            || span.is_coded()
+            || bin.is_full()
+            || self.large_cached + size > LARGE_CACHE_BYTES
+        {
+            return false;
+        }
+        let Ok(Some(index)) = span.pop() else { return false };
+        let slot = &span.slots()[usize::from(index)];
+        slot.store(slot::CACHED, Relaxed);
+        bin.prepare(span);
+        bin.push(span.address(index), slot);
+        self.large_cached += size;
+        bin.link(span);
+        self.park(at, span);
+        true
     }
 
     /// A magazine lets a span go. False if the span is not kept here or not pinned.
@@ -484,6 +515,23 @@ impl Heap {
         if span.has_free() {
             self.has_room(at, span);
         }
+        true
+    }
+
+    /// A magazine gives a span up for good: like one whose free list does not verify, it serves nobody any more. False if the
+    /// span is not kept here or not pinned.
+    pub(crate) fn forsake(&mut self, span: &'static Span) -> bool {
+        if span.keeper() != self.id() || !span.is_pinned() || self.is_lost(span) {
+            return false;
+        }
+        let (at, index) = (usize::from(span.bin()), span.inbox_index());
+        self.flush(at, usize::MAX); // so that nothing of it is cached
+        if span.is_listed() {
+            self.bins[at].unlink(span);
+        }
+        span.adopt(self.id(), false, at as u16, self.inbox, index); // no fast frees: they would cache its blocks
+        span.lose();
+        self.tenants[index as usize] = None; // the index stays taken: messages for it go nowhere
         true
     }
 

@@ -1,3 +1,0 @@
-//! `gpu`: what managed memory costs on a GPU, against the driver and the pools of others.
-
-fn main() {}
