@@ -11,14 +11,14 @@ let options: AllocatorOptions = {}
 /** The default allocator, which opens its account at its first use. It serves the whole thread and cannot be disposed. */
 export const allocator: Allocator = makeDefaultAllocator(() => options)
 
-/** {@link Allocator.alloc} on the default allocator. */
+/** {@link Allocator.alloc} on the default allocator. @function */
 export const alloc: Allocator['alloc'] = (type, length, allocOptions) => allocator.alloc(type, length, allocOptions)
 
-/** {@link Allocator.allocUnsafe} on the default allocator. */
+/** {@link Allocator.allocUnsafe} on the default allocator. @function */
 export const allocUnsafe: Allocator['allocUnsafe'] = (type, length, allocOptions) =>
   allocator.allocUnsafe(type, length, allocOptions)
 
-/** {@link Allocator.from} on the default allocator. */
+/** {@link Allocator.from} on the default allocator. @function */
 export const from: Allocator['from'] = (...args: unknown[]) =>
   allocator.from(...(args as [never, never, never])) as never
 

@@ -39,6 +39,8 @@ export default {
   plugin: [fileURLToPath(new URL('plugin.mjs', import.meta.url))],
   customCss: fileURLToPath(new URL('site.css', import.meta.url)),
 
+  markdownItLoader: keepCodeInTitles,
+
   // Guides first, in the order above; the API by kind and name.
   sort: ['documents-first', 'kind', 'instance-first', 'alphabetical-ignoring-documents'],
   groupOrder: [
@@ -70,4 +72,19 @@ export default {
   // A page that lies, or a link that leads nowhere, is no site.
   treatWarningsAsErrors: true,
   validation: { invalidLink: true, notExported: false, notDocumented: false, rewrittenLink: true },
+}
+
+/** TypeDoc makes the list of a page's headings, and their anchors, from plain text alone: code in them would be missing. */
+function keepCodeInTitles(parser) {
+  parser.core.ruler.push('code-in-titles', ({ tokens, Token }) => {
+    tokens.forEach((token, index) => {
+      if (token.type !== 'heading_open') return
+      for (const part of tokens[index + 1].children) {
+        if (part.type !== 'code_inline') continue
+        const text = new Token('text', '', 0)
+        text.content = part.content
+        part.children = [text]
+      }
+    })
+  })
 }
