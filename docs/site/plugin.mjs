@@ -29,7 +29,7 @@ function titleOf({ name, content }) {
   return line.slice(2).replaceAll('`', '')
 }
 
-/** Only the highlighter of TypeScript knows `using`. */
+/** Only the highlighter of TypeScript knows `using`; what names no language is no code. */
 function forHighlighter(part) {
-  part.text = part.text.replace(/^```c?js\n/, '```ts\n')
+  part.text = part.text.replace(/^```c?js\n/, '```ts\n').replace(/^```\n/, '```text\n')
 }
