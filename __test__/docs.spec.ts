@@ -3,8 +3,18 @@
 // A block that makes streams or kernels runs over the stand-in driver, or on a GPU where there is one; the others run on the host.
 // One that asks which backend it got runs on both. A comment after console.log starts with what is printed.
 import { spawn } from 'node:child_process'
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
 import { createRequire } from 'node:module'
+import { tmpdir } from 'node:os'
 import { dirname, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import anyTest from 'ava'
@@ -56,8 +66,10 @@ async function translate(code: string): Promise<string> {
   return (await transform(code, { loader: 'ts', target: 'node20.19', format: 'esm' })).code
 }
 
-// Below the package, which finds itself there by its name, as an installed one is found.
-const folder = mkdtempSync(join(root, 'dist', 'docs-'))
+// A project that has the package installed.
+const folder = mkdtempSync(join(tmpdir(), 'unimalloc-docs-'))
+mkdirSync(join(folder, 'node_modules'))
+symlinkSync(root, join(folder, 'node_modules', 'unimalloc'), 'junction')
 anyTest.after.always(() => rmSync(folder, { recursive: true }))
 
 function run(name: string, code: string, environment: Record<string, string>): Promise<Outcome> {
