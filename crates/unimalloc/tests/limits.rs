@@ -87,7 +87,8 @@ fn a_full_registry_releases_the_fresh_region_and_answers_null() {
             assert!(HostBackend::allocate(8 * MIB).is_null());
             assert_eq!(last_error(), Some(AllocError::RegistryFull));
         }
-        assert!(mappings() <= mapped + 2, "{} mappings, {mapped} before", mappings());
+        // Ten that stayed would be seen; other threads of this process may map something.
+        assert!(mappings() < mapped + 8, "{} mappings, {mapped} before", mappings());
         assert_eq!(live_regions(), before + 2);
         assert!(HostBackend::deallocate(held[0], 4096));
         let again = HostBackend::allocate(4096);

@@ -35,8 +35,8 @@ fn align() -> impl Strategy<Value = u32> {
 fn op() -> impl Strategy<Value = Op> {
     let (who, block) = (0usize..3, 0usize..1000);
     prop_oneof![
-        12 => (who.clone(), policy(), size(), align(), any::<bool>())
-            .prop_map(|(who, policy, size, align, zeroed)| Op::Alloc { who, policy, size, align, zeroed }),
+        12 => (who.clone(), policy(), size(), align(), any::<bool>(), 0u8..3)
+            .prop_map(|(who, policy, size, align, zeroed, group)| Op::Alloc { who, policy, size, align, zeroed, group }),
         10 => (who.clone(), block.clone(), policy()).prop_map(|(who, block, policy)| Op::Free { who, block, policy }),
         3 => (who.clone(), block.clone(), size(), align())
             .prop_map(|(who, block, size, align)| Op::Realloc { who, block, size, align }),

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use common::faulty::faulty_backend;
-use common::{alloc, free};
+use common::{alloc, alone, free};
 use unimalloc::*;
 
 type B = HostBackend;
@@ -35,6 +35,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn a_double_free_is_a_typed_error() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = alloc::<$policy, B>(size, align);
                     free::<$policy, B>(block).unwrap();
@@ -49,6 +50,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn a_double_free_after_a_remote_free_is_a_typed_error() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = alloc::<$policy, B>(size, align) as usize;
                     thread::spawn(move || free::<$policy, B>(block as *mut u8).unwrap()).join().unwrap();
@@ -58,6 +60,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn an_interior_free_is_a_typed_error_and_leaves_the_block_alone() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = alloc::<$policy, B>(size, align);
                     let usable = usable_size::<B>(block);
@@ -72,6 +75,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn a_foreign_pointer_is_a_typed_error() {
+                let _alone = alone();
                 let mut here = [0u8; 64];
                 let boxed = Box::into_raw(Box::new(0u64));
                 for address in [here.as_mut_ptr(), boxed.cast(), 64 as *mut u8, usize::MAX as *mut u8] {
@@ -83,6 +87,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn a_free_by_a_hand_made_allocator_is_checked_alike() {
+                let _alone = alone();
                 let mut other = ThreadAllocator::<B>::new();
                 let block = alloc::<$policy, B>(500, 16);
                 // SAFETY: freed once; the others must be refused.
@@ -95,6 +100,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn a_block_outlives_its_thread_and_is_freed_once_elsewhere() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = thread::spawn(move || {
                         let block = alloc::<$policy, B>(size, align);
@@ -114,6 +120,7 @@ macro_rules! invalid_frees {
 
             #[test]
             fn realloc_keeps_contents_and_alignment() {
+                let _alone = alone();
                 for align in [1, 64, 4096, 128 << 10] {
                     let mut block = alloc::<$policy, B>(100, align);
                     let mut filled = 100;
@@ -146,6 +153,7 @@ faulty_backend!(Refusing, 2 << 20);
 
 #[test]
 fn a_null_of_the_backend_keeps_its_reason_and_one_without_a_reason_gets_one() {
+    let _alone = alone();
     let faults = Refusing::faults();
     faults.limit.store(0, SeqCst);
     let null = || thread_alloc::<StandardPolicy, Refusing>(100, 16);
@@ -164,6 +172,7 @@ fn a_null_of_the_backend_keeps_its_reason_and_one_without_a_reason_gets_one() {
 
 #[test]
 fn bad_sizes_and_alignments_are_null_with_the_reason_under_every_policy() {
+    let _alone = alone();
     fn check<P: AllocPolicy>() {
         for (size, align, reason) in [
             (1, 0, AllocError::InvalidAlignment),
@@ -191,6 +200,7 @@ faulty_backend!(TwoMiB, 2 << 20);
 
 #[test]
 fn an_alignment_that_no_small_segment_can_hold_does_not_ask_for_segments_for_ever() {
+    let _alone = alone();
     for size in [70_000, 200_000, 500_000] {
         let block = alloc::<StandardPolicy, TwoMiB>(size, 2 << 20);
         assert!(TwoMiB::faults().held().0 <= 3, "{:?}", TwoMiB::faults().held());
@@ -202,6 +212,7 @@ fn an_alignment_that_no_small_segment_can_hold_does_not_ask_for_segments_for_eve
 
 #[test]
 fn a_thread_that_only_frees_makes_no_heap() {
+    let _alone = alone();
     let blocks: Vec<usize> = KINDS
         .into_iter()
         .flat_map(|(size, align)| {
@@ -225,6 +236,7 @@ fn a_thread_that_only_frees_makes_no_heap() {
 
 #[test]
 fn a_thread_with_a_reused_id_is_another_owner() {
+    let _alone = alone();
     let mut ids = HashSet::new();
     let mut reused = false;
     let mut kept: Vec<usize> = Vec::new();
@@ -258,6 +270,7 @@ fn a_thread_with_a_reused_id_is_another_owner() {
 
 #[test]
 fn allocation_works_inside_another_destructor_of_a_thread_before_and_after_our_own() {
+    let _alone = alone();
     static SEEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     struct Late;
     impl Drop for Late {
@@ -295,6 +308,7 @@ fn allocation_works_inside_another_destructor_of_a_thread_before_and_after_our_o
 
 #[test]
 fn a_thread_allocator_kept_in_a_thread_local_may_outlive_the_slots() {
+    let _alone = alone();
     thread_local! {
         static KEPT: RefCell<Option<ThreadAllocator<B>>> = const { RefCell::new(None) };
     }
@@ -315,6 +329,7 @@ fn a_thread_allocator_kept_in_a_thread_local_may_outlive_the_slots() {
 
 #[test]
 fn registration_refuses_everything_but_a_live_allocator_of_this_thread_and_backend() {
+    let _alone = alone();
     thread::spawn(|| {
         let own = <B as LocalAllocatorSelector<B>>::get_allocator_ptr();
         let refuse = |pointer: *mut std::ffi::c_void, reason| {
@@ -353,6 +368,7 @@ fn registration_refuses_everything_but_a_live_allocator_of_this_thread_and_backe
 
 #[test]
 fn blocks_of_the_old_and_the_new_allocator_are_freed_from_any_thread() {
+    let _alone = alone();
     thread::spawn(|| {
         let old = alloc::<StandardPolicy, B>(100, 16);
         let allocator = ThreadAllocator::<B>::new();
@@ -374,6 +390,7 @@ fn blocks_of_the_old_and_the_new_allocator_are_freed_from_any_thread() {
 
 #[test]
 fn handles_may_be_swapped_and_dropped_inside_a_closure() {
+    let _alone = alone();
     thread::spawn(|| {
         let own = <B as LocalAllocatorSelector<B>>::get_allocator_ptr();
         let mut mine = ThreadAllocator::<B>::new();
@@ -408,6 +425,7 @@ fn handles_may_be_swapped_and_dropped_inside_a_closure() {
 
 #[test]
 fn free_functions_work_inside_a_closure_without_the_borrowed_allocator() {
+    let _alone = alone();
     fn check<P: AllocPolicy>() {
         <P as PolicySlotSelection<B>>::with_allocator(|allocator| {
             let mine = allocator.alloc::<P>(200, 16);
@@ -434,6 +452,7 @@ faulty_backend!(Reentering, 2 << 20);
 
 #[test]
 fn a_backend_may_call_the_allocator() {
+    let _alone = alone();
     static INNER: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     Reentering::faults().hook.lock().unwrap().replace(|| {
         let block = thread_alloc::<StandardPolicy, Reentering>(300, 16);
@@ -462,6 +481,7 @@ fn a_backend_may_call_the_allocator() {
 
 #[test]
 fn secure_and_hardened_blocks_start_as_zeros_and_end_as_poison() {
+    let _alone = alone();
     fn check<P: AllocPolicy>() {
         for (size, align) in KINDS {
             for _ in 0..3 {
@@ -486,6 +506,7 @@ fn secure_and_hardened_blocks_start_as_zeros_and_end_as_poison() {
 
 #[test]
 fn what_a_secure_block_grows_by_reads_as_zero() {
+    let _alone = alone();
     fn check<P: AllocPolicy>() {
         let mut block = alloc::<P, B>(1000, 16);
         // SAFETY: always the live block, within its size.
@@ -509,6 +530,7 @@ faulty_backend!(Fresh, 4 << 20);
 
 #[test]
 fn fresh_spans_are_in_order_under_standard_and_shuffled_under_the_others() {
+    let _alone = alone();
     fn sorted<P: AllocPolicy>() -> bool {
         let blocks: Vec<_> = (0..60).map(|_| alloc::<P, Fresh>(1024, 16)).collect();
         let sorted = blocks.is_sorted();
@@ -523,6 +545,7 @@ fn fresh_spans_are_in_order_under_standard_and_shuffled_under_the_others() {
 
 #[test]
 fn a_hardened_block_rests_until_a_mebibyte_more_was_freed() {
+    let _alone = alone();
     thread::spawn(|| {
         let first = alloc::<HardenedPolicy, B>(1000, 16); // blocks of 1,024 bytes
         free::<HardenedPolicy, B>(first).unwrap();
@@ -544,6 +567,7 @@ fn a_hardened_block_rests_until_a_mebibyte_more_was_freed() {
 
 #[test]
 fn a_hardened_block_rests_also_when_it_is_freed_after_its_thread_ended() {
+    let _alone = alone();
     faulty_backend!(Resting, 2 << 20);
     let (kept, freed) = thread::spawn(|| {
         (
@@ -564,6 +588,7 @@ fn a_hardened_block_rests_also_when_it_is_freed_after_its_thread_ended() {
 
 #[test]
 fn an_overwritten_redzone_is_corrupted_and_the_process_goes_on() {
+    let _alone = alone();
     faulty_backend!(Overrun, 2 << 20);
     for (size, align) in KINDS {
         let block = alloc::<HardenedPolicy, Overrun>(size, align);
@@ -585,6 +610,7 @@ fn an_overwritten_redzone_is_corrupted_and_the_process_goes_on() {
 
 #[test]
 fn a_block_keeps_its_own_policy_whoever_frees_it() {
+    let _alone = alone();
     fn freed_by<P: AllocPolicy>() {
         let standard = alloc::<StandardPolicy, B>(500, 16);
         let secure = alloc::<SecurePolicy, B>(500, 16);
@@ -609,6 +635,7 @@ fn a_block_keeps_its_own_policy_whoever_frees_it() {
 
 #[test]
 fn orphans_are_adopted_by_their_own_mode_and_policy_alone() {
+    let _alone = alone();
     faulty_backend!(Orphans, 2 << 20);
     fn span(block: usize) -> usize {
         block & !0xFFFF
@@ -642,6 +669,7 @@ fn orphans_are_adopted_by_their_own_mode_and_policy_alone() {
 
 #[test]
 fn a_cached_huge_block_serves_requests_of_at_least_seven_eighths_of_it_best_fit_first() {
+    let _alone = alone();
     faulty_backend!(Huge, 2 << 20);
     const MIB: usize = 1 << 20;
     let blocks = [64, 72, 80].map(|size| alloc::<StandardPolicy, Huge>(size * MIB, 16));
@@ -662,6 +690,7 @@ fn a_cached_huge_block_serves_requests_of_at_least_seven_eighths_of_it_best_fit_
 
 #[test]
 fn free_memory_above_the_retention_limit_goes_back() {
+    let _alone = alone();
     faulty_backend!(Retained, 2 << 20);
     const MIB: usize = 1 << 20;
     set_retention::<Retained>(50 * MIB);
@@ -676,6 +705,7 @@ fn free_memory_above_the_retention_limit_goes_back() {
 
 #[test]
 fn idle_memory_decays_by_half_a_call_and_memory_in_use_does_not() {
+    let _alone = alone();
     faulty_backend!(Decaying, 2 << 20);
     const MIB: usize = 1 << 20;
     let blocks = [10, 20, 30, 40].map(|size| alloc::<StandardPolicy, Decaying>(size * MIB, 16));
@@ -692,6 +722,7 @@ fn idle_memory_decays_by_half_a_call_and_memory_in_use_does_not() {
 
 #[test]
 fn a_decay_thread_works_until_it_is_dropped() {
+    let _alone = alone();
     faulty_backend!(Ticking, 2 << 20);
     let block = alloc::<StandardPolicy, Ticking>(10 << 20, 16);
     free::<StandardPolicy, Ticking>(block).unwrap();
@@ -712,6 +743,7 @@ fn a_decay_thread_works_until_it_is_dropped() {
 
 #[test]
 fn an_arena_serves_collections() {
+    let _alone = alone();
     use allocator_api2::{boxed::Box, vec::Vec};
 
     fn check<P: AllocPolicy>() {
@@ -742,6 +774,7 @@ fn an_arena_serves_collections() {
 
 #[test]
 fn a_zeroed_arena_zeroes_what_a_block_grows_by() {
+    let _alone = alone();
     use allocator_api2::alloc::Allocator;
     use std::alloc::Layout;
 
@@ -773,6 +806,7 @@ fn a_zeroed_arena_zeroes_what_a_block_grows_by() {
 
 #[test]
 fn a_freed_block_is_used_again_under_every_policy_whatever_its_size() {
+    let _alone = alone();
     faulty_backend!(Reused, 2 << 20);
     fn check<P: AllocPolicy>() {
         for (size, align) in KINDS {

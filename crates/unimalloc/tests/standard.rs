@@ -15,7 +15,7 @@ macro_rules! suite {
                 ThreadAllocator,
             };
 
-            use super::common::{alloc as alloc_any, free as free_any, Random};
+            use super::common::{alloc as alloc_any, alone, free as free_any, Random};
 
             type B = $backend;
 
@@ -29,6 +29,7 @@ macro_rules! suite {
 
             #[test]
             fn blocks_are_disjoint_aligned_and_large_enough() {
+                let _alone = alone();
                 let mut random = Random(1);
                 let mut blocks: Vec<(usize, usize)> = Vec::new();
                 for round in 0..3000 {
@@ -54,6 +55,7 @@ macro_rules! suite {
 
             #[test]
             fn size_zero_is_a_block_like_any_other() {
+                let _alone = alone();
                 let (a, b) = (alloc(0, 1), alloc(0, 1));
                 assert_ne!(a, b);
                 assert!(usable_size::<B>(a) > 0);
@@ -64,11 +66,13 @@ macro_rules! suite {
 
             #[test]
             fn freeing_null_is_nothing() {
+                let _alone = alone();
                 assert_eq!(free(std::ptr::null_mut()), Ok(()));
             }
 
             #[test]
             fn impossible_requests_are_null_with_the_reason() {
+                let _alone = alone();
                 let null = unimalloc::thread_alloc::<StandardPolicy, B>;
                 for (size, align, reason) in [
                     (16, 0, AllocError::InvalidAlignment),
@@ -99,6 +103,7 @@ macro_rules! suite {
 
             #[test]
             fn a_double_free_is_found_for_every_kind_of_block() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = alloc(size, align);
                     free(block).unwrap();
@@ -109,6 +114,7 @@ macro_rules! suite {
 
             #[test]
             fn an_interior_free_is_found_for_every_kind_of_block() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = alloc(size, align);
                     for offset in [1, 8, size / 2, size - 1] {
@@ -122,6 +128,7 @@ macro_rules! suite {
 
             #[test]
             fn foreign_pointers_are_not_ours() {
+                let _alone = alone();
                 let on_stack = 0u8;
                 let on_heap = Box::new(0u64);
                 for address in [
@@ -139,6 +146,7 @@ macro_rules! suite {
 
             #[test]
             fn the_tail_of_a_span_is_no_block() {
+                let _alone = alone();
                 // 48 does not divide 64 KiB: the last 16 bytes of the span would be block 1365 if it went on.
                 let mut blocks: Vec<_> = (0..5000).map(|_| alloc(48, 16)).collect();
                 let spans: HashSet<usize> = blocks.iter().map(|block| *block as usize & !0xFFFF).collect();
@@ -151,6 +159,7 @@ macro_rules! suite {
 
             #[test]
             fn a_block_may_be_freed_by_another_thread_and_only_once() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = alloc(size, align) as usize;
                     let results = thread::scope(|scope| {
@@ -163,6 +172,7 @@ macro_rules! suite {
 
             #[test]
             fn a_block_outlives_its_thread() {
+                let _alone = alone();
                 for (size, align) in KINDS {
                     let block = thread::spawn(move || alloc(size, align) as usize).join().unwrap();
                     assert!(usable_size::<B>(block as *const u8) >= size);
@@ -173,6 +183,7 @@ macro_rules! suite {
 
             #[test]
             fn a_consumer_that_frees_all_feeds_the_producer_for_ever() {
+                let _alone = alone();
                 let mut producer = ThreadAllocator::<B>::new();
                 let (send, receive) = mpsc::sync_channel::<usize>(64);
                 let consumer = thread::spawn(move || {
@@ -195,6 +206,7 @@ macro_rules! suite {
 
             #[test]
             fn trim_returns_what_is_free() {
+                let _alone = alone();
                 let block = alloc(64 << 20, 16);
                 free(block).unwrap();
                 assert!(B::pools().huge.bytes() >= 64 << 20);
@@ -203,6 +215,7 @@ macro_rules! suite {
 
             #[test]
             fn spans_of_ended_threads_are_adopted() {
+                let _alone = alone();
                 let mut segments = HashSet::new();
                 let mut kept = Vec::new();
                 for _ in 0..300 {

@@ -26,6 +26,8 @@ pub struct Audit {
     pub quarantined_blocks: usize,
     /// Freed by another thread, and not taken up yet.
     pub remote_blocks: usize,
+    /// Lent to a borrower that hands them out itself.
+    pub held_blocks: usize,
     /// Spans cut from segments, and huge blocks in use.
     pub spans: usize,
     /// Spans of threads that ended.
@@ -143,6 +145,7 @@ impl Home {
             audit.pending_blocks += count.pending;
             audit.quarantined_blocks += count.quarantined;
             audit.remote_blocks += count.remote;
+            audit.held_blocks += count.held;
             audit.spans += 1;
             audit.orphans += usize::from(span.state() == crate::meta::span::ORPHAN);
         }

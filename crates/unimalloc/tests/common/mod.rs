@@ -7,6 +7,13 @@ pub mod prot_none;
 
 use unimalloc::{thread_alloc, thread_free, AllocPolicy, FreeError, ThreadSlots};
 
+/// Tests that free an address twice hold this: another test that runs at the same time might be given it in between, and
+/// then the second free is a good one.
+pub fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Allocates, or fails the test with the reason.
 pub fn alloc<P: AllocPolicy, B: ThreadSlots>(size: usize, align: usize) -> *mut u8 {
     let block = thread_alloc::<P, B>(size, align);

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 use unimalloc::{
     alloc_with, audit, decay, last_error, set_retention, stats, thread_free, thread_realloc, trim,
-    usable_size, AllocOptions, FreeError, HardenedPolicy, LocalAllocatorSelector, Policy, SecurePolicy,
-    StandardPolicy, ThreadAllocator, ThreadSlots,
+    usable_size, AllocOptions, FreeError, HardenedPolicy, LocalAllocatorSelector, Place, Placement, Policy,
+    SecurePolicy, StandardPolicy, ThreadAllocator, ThreadSlots,
 };
 
 use super::faulty::Faults;
@@ -24,6 +24,7 @@ pub enum Op {
         size: usize,
         align: u32,
         zeroed: bool,
+        group: u8,
     },
     Free {
         who: usize,
@@ -143,10 +144,14 @@ pub struct World<B: ThreadSlots> {
     fill: u8,
 }
 
-fn alloc<B: ThreadSlots>(policy: Policy, size: usize, align: usize, zeroed: bool) -> usize {
-    let options = AllocOptions { zeroed, ..AllocOptions::default() };
+/// Groups above 0 go with a placement of their own.
+fn alloc<B: ThreadSlots>(policy: Policy, size: usize, align: usize, zeroed: bool, group: u8) -> usize {
+    let placement = [Placement::Auto, Placement::Host, Placement::Device][usize::from(group) % 3];
+    let options = AllocOptions { zeroed, group, place: Place { device: 0, placement } };
     let block = match policy {
-        Policy::Standard if !zeroed => unimalloc::thread_alloc::<StandardPolicy, B>(size, align),
+        Policy::Standard if !zeroed && group == 0 => {
+            unimalloc::thread_alloc::<StandardPolicy, B>(size, align)
+        }
         Policy::Standard => alloc_with::<StandardPolicy, B>(size, align, &options),
         Policy::Secure => alloc_with::<SecurePolicy, B>(size, align, &options),
         Policy::Hardened => alloc_with::<HardenedPolicy, B>(size, align, &options),
@@ -231,9 +236,9 @@ impl<B: ThreadSlots> World<B> {
     /// Runs one step on both, and recounts.
     pub fn step(&mut self, op: &Op) {
         match *op {
-            Op::Alloc { who, policy, size, align, zeroed } => {
+            Op::Alloc { who, policy, size, align, zeroed, group } => {
                 let (align, refusals) = (1 << align, self.refusals());
-                let address = self.actor(who).run(move || alloc::<B>(policy, size, align, zeroed));
+                let address = self.actor(who).run(move || alloc::<B>(policy, size, align, zeroed, group));
                 if address == 0 {
                     assert!(self.refusals() > refusals, "null without a refusal: {:?}", last_error());
                 } else {
@@ -375,7 +380,14 @@ fn decode_one([kind, who, a, b, c]: [u8; 5]) -> Op {
     let size = (1usize << (b % 24)) + (usize::from(c) << (b % 24) >> 8);
     let block = usize::from(a);
     match kind & 15 {
-        0..=4 => Op::Alloc { who, policy, size, align: u32::from(a) % 22, zeroed: a & 0x80 != 0 },
+        0..=4 => Op::Alloc {
+            who,
+            policy,
+            size,
+            align: u32::from(a) % 22,
+            zeroed: a & 0x80 != 0,
+            group: (c >> 6) % 3,
+        },
         5..=8 => Op::Free { who, block, policy },
         9 => Op::Realloc { who, block, size, align: u32::from(c) % 13 },
         10 => Op::DoubleFree { who, freed: block },

@@ -12,6 +12,7 @@ pub(crate) struct Recount {
     pub pending: usize,
     pub quarantined: usize,
     pub remote: usize,
+    pub held: usize,
     pub listed: usize,
     pub fresh: usize,
 }
@@ -53,6 +54,7 @@ impl Span {
                 slot::PENDING => count.pending += 1,
                 slot::QUARANTINED => count.quarantined += 1,
                 slot::REMOTE => count.remote += 1,
+                slot::HELD => count.held += 1,
                 _ if single || index >= fresh => count.fresh += 1,
                 _ => return Err(format!("block {index} is on no list, and its word is {word:#x}")),
             }
@@ -64,7 +66,7 @@ impl Span {
             }
         }
         let used = usize::from(self.used.load(Relaxed));
-        let in_use = count.live + count.cached + count.pending + count.quarantined + count.remote;
+        let in_use = count.live + count.cached + count.pending + count.quarantined + count.remote + count.held;
         if !single && (used != in_use || capacity != used + count.listed + (capacity - fresh)) {
             return Err(format!("used {used}, fresh from {fresh}, capacity {capacity}, but {count:?}"));
         }
