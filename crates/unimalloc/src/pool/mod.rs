@@ -86,6 +86,10 @@ pub(crate) enum Urgency {
     Wait,
 }
 
+/// Takes up pending frees; answers whether there were any. The second argument may take a passed block of a span over, as
+/// its keeper can; where it answers false the block is freed as by another thread.
+pub(crate) type Reclaim = fn(Urgency, &mut dyn FnMut(&'static Span, u16) -> bool) -> bool;
+
 /// The pools of one backend type. All threads share them.
 pub struct BackendPools {
     /// Segments that hold no live block: cached, ready for use.
@@ -106,7 +110,7 @@ pub struct BackendPools {
     refused_remote: AtomicUsize,
     corruptions: AtomicUsize,
     /// Takes up pending frees; set by the stream layer when there may be some.
-    reclaim: OnceLock<fn(Urgency) -> bool>,
+    reclaim: OnceLock<Reclaim>,
     /// Bytes of the segments that are asked for at present; 0 before the first look.
     segment_bytes: AtomicUsize,
 }
@@ -159,7 +163,7 @@ impl BackendPools {
         self.corruptions.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn set_reclaim(&self, reclaim: fn(Urgency) -> bool) {
+    pub(crate) fn set_reclaim(&self, reclaim: Reclaim) {
         self.reclaim.get_or_init(|| reclaim);
     }
 
@@ -251,7 +255,16 @@ impl Home {
 
     /// Takes up frees that waited for the GPU; answers whether there were any.
     pub(crate) fn reclaim(self, urgency: Urgency) -> bool {
-        self.pools.reclaim.get().is_some_and(|reclaim| reclaim(urgency))
+        self.reclaim_into(urgency, &mut |_, _| false)
+    }
+
+    /// As [`reclaim`](Self::reclaim); `take` may take blocks over that it keeps.
+    pub(crate) fn reclaim_into(
+        self,
+        urgency: Urgency,
+        take: &mut dyn FnMut(&'static Span, u16) -> bool,
+    ) -> bool {
+        self.pools.reclaim.get().is_some_and(|reclaim| reclaim(urgency, take))
     }
 
     /// Bytes of a segment, as of the last growth: looking may cost a driver call.

@@ -16,7 +16,7 @@ use crate::pool::Urgency;
 /// Takes up the pending frees whose streams have passed, and with `wait` waits for all of them first. Answers whether any
 /// was taken up. The pools do this by themselves when they need memory.
 pub fn take_up_pending(wait: bool) -> bool {
-    pending::reclaim(if wait { Urgency::Wait } else { Urgency::Look })
+    pending::reclaim(if wait { Urgency::Wait } else { Urgency::Look }, &mut |_, _| false)
 }
 
 pub(crate) use pending::{defer, farewell, reuse_on, Deferred};

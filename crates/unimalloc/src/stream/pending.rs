@@ -240,8 +240,11 @@ impl Pending {
     }
 }
 
+/// Takes a passed block over if it keeps its span.
+type Take<'t> = &'t mut dyn FnMut(&'static Span, u16) -> bool;
+
 /// Frees a PENDING block that no stream uses any more. What its policy does to contents is done now, not before.
-fn release_passed(home: Home, span: &'static Span, index: u16) {
+fn release_passed(home: Home, span: &'static Span, index: u16, take: Take<'_>) {
     let policy = Policy::from_lane(span.lane.load(Relaxed));
     let block = span.address(index) as *mut u8;
     // SAFETY: the block is PENDING, taken out of its batch by us alone, and the GPU is done with it.
@@ -250,6 +253,8 @@ fn release_passed(home: Home, span: &'static Span, index: u16) {
     }
     if is_dedicated(span) {
         let _ = home.free_dedicated(span, slot::PENDING);
+    } else if take(span, index) {
+        // Its keeper has it.
     } else if let Ok(Remote::Orphan) = span.free_remote(usize::from(index), slot::PENDING) {
         home.visit_orphan(span);
     }
@@ -305,12 +310,12 @@ impl Track {
     }
 
     /// The stream has passed a batch: frees those of its blocks that wait for no other.
-    fn pass(&self, batch: Batch) {
+    fn pass(&self, batch: Batch, take: Take<'_>) {
         self.uncount(batch.blocks.len(), batch.bytes);
         for block in batch.blocks {
             if block.is_last() {
                 let bytes = block.span.block();
-                release_passed(block.home, block.span, block.index);
+                release_passed(block.home, block.span, block.index, take);
                 if let Some(Notify { call, tag }) = block.notify {
                     call(tag, bytes);
                 }
@@ -367,17 +372,17 @@ impl Track {
                 return;
             }
         }
-        open.into_iter().for_each(|batch| self.pass(batch));
+        open.into_iter().for_each(|batch| self.pass(batch, &mut |_, _| false));
         for Closed { fence, batch } in waiting.into_iter().chain(closed) {
             match fence.passed() {
-                Ok(_) => self.pass(batch),
+                Ok(_) => self.pass(batch, &mut |_, _| false),
                 Err(_) => self.lose(batch),
             }
         }
     }
 
     /// Takes up what has passed; answers whether anything did.
-    fn look(&self, urgency: Urgency) -> bool {
+    fn look(&self, urgency: Urgency, take: Take<'_>) -> bool {
         if self.blocks.load(Relaxed) == 0 {
             return false;
         }
@@ -410,7 +415,7 @@ impl Track {
             match done {
                 Ok(true) => {
                     passed = true;
-                    closed.pop_front().into_iter().for_each(|closed| self.pass(closed.batch));
+                    closed.pop_front().into_iter().for_each(|closed| self.pass(closed.batch, take));
                 }
                 Err(error) if error.kind() == CudaErrorKind::ContextLost => {
                     closed.pop_front().into_iter().for_each(|closed| self.lose(closed.batch));
@@ -457,10 +462,10 @@ impl Track {
 }
 
 /// Takes up what has passed on all streams; answers whether anything did. The pools call it when they need memory.
-pub(super) fn reclaim(urgency: Urgency) -> bool {
+pub(super) fn reclaim(urgency: Urgency, take: Take<'_>) -> bool {
     let mut passed = false;
     for track in tracks::all() {
-        passed |= track.look(urgency);
+        passed |= track.look(urgency, take);
         if passed || urgency == Urgency::Wait {
             track.let_go(urgency);
         }
@@ -488,7 +493,7 @@ pub(crate) fn farewell(mark: u64, synchronize: impl FnOnce() -> Result<(), CudaE
     };
     for batch in std::iter::once(open).chain(closed.into_iter().map(|closed| closed.batch)) {
         match result {
-            Ok(()) => track.pass(batch),
+            Ok(()) => track.pass(batch, &mut |_, _| false),
             Err(_) => track.lose(batch),
         }
     }

@@ -233,8 +233,16 @@ impl Heap {
                 return true;
             }
         }
-        if self.home.reclaim(Urgency::Look) {
-            // Blocks came back through the spans' remote frees: full spans told us, the others hold them.
+        let home = self.home;
+        let passed = home.reclaim_into(Urgency::Look, &mut |span, index| {
+            let ours = span.keeper() == self.id();
+            if ours {
+                self.free_kept(span, index);
+            }
+            ours
+        });
+        if passed {
+            // What other threads had taken up came through the spans' remote frees: full spans told us, the others hold it.
             self.read_inbox();
             if self.bins[at].partial.is_some() || self.bins[at].len() > 0 {
                 return true;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use unimalloc::cuda::{KernelArg, Stream};
 use unimalloc::Placement;
+use unimalloc_bench::peer::{Mimalloc, Peer};
 use unimalloc_bench::random::Random;
 
 use crate::measure::{median, nanoseconds};
@@ -27,8 +28,14 @@ fn name(size: usize) -> String {
 
 /// One block at a time, untouched.
 pub fn by_size(bench: &mut Bench) -> Result<Vec<Workload>, String> {
-    let columns =
-        ["unimalloc", "unimalloc 'device'", "CUDA 13 managed pool", "cuMemAllocAsync", "cuMemAllocManaged"];
+    let columns = [
+        "unimalloc",
+        "unimalloc 'device'",
+        "CUDA 13 managed pool",
+        "cuMemAllocAsync",
+        "cuMemAllocManaged",
+        "mimalloc, host memory",
+    ];
     let mut table = Workload::new("pair", "Allocate and free one block", "ns", &columns);
     let (driver, stream) = (&bench.gpu.driver, bench.gpu.stream.handle());
     let pool = driver.managed_pool(ALONE).map_err(|error| table.note(error)).ok();
@@ -44,6 +51,9 @@ pub fn by_size(bench: &mut Bench) -> Result<Vec<Workload>, String> {
             nanoseconds(ROUND, || driver.free_async(black_box(driver.device_async(size, stream)), stream));
         driver.synchronize(stream);
         let managed = nanoseconds(SLOW_ROUND, || driver.free(black_box(driver.managed(size))));
+        // SAFETY: the block is freed at once, by the same peer.
+        let mimalloc =
+            nanoseconds(ROUND, || unsafe { Mimalloc::free(black_box(Mimalloc::alloc(size)), size) });
         worst = (worst.0.max(ours / pooled.unwrap_or(f64::NAN)), worst.1.max(ours / managed));
         if size == 4 * KIB {
             let results = &mut bench.results;
@@ -60,7 +70,8 @@ pub fn by_size(bench: &mut Bench) -> Result<Vec<Workload>, String> {
                 0.0002,
             );
         }
-        table.row(name(size), &[Some(ours), Some(device), pooled, Some(plain), Some(managed)]);
+        table
+            .row(name(size), &[Some(ours), Some(device), pooled, Some(plain), Some(managed), Some(mimalloc)]);
     }
     table.note(format!(
         "largest ratio over all sizes: {:.5} of the managed pool, {:.6} of the driver",

@@ -28,7 +28,9 @@ pub(super) unsafe fn settle(
     if len < WORTH_A_LOOK || !device.concurrent_managed_access {
         return;
     }
-    if !host_used_last(block as usize, len).unwrap_or(!used_by_device) {
+    // What the GPU used last, as far as is known, is looked at in one place.
+    let samples = if used_by_device { 1 } else { SAMPLES };
+    if !host_used_last(block as usize, len, samples).unwrap_or(!used_by_device) {
         return;
     }
     let start = (block as usize).next_multiple_of(DRIVER_PAGE);
@@ -46,7 +48,7 @@ pub(super) unsafe fn settle(
 
 /// Whether pages of the range are present on the host; `None` where that cannot be seen.
 #[cfg(target_os = "linux")]
-fn host_used_last(address: usize, len: usize) -> Option<bool> {
+fn host_used_last(address: usize, len: usize, samples: usize) -> Option<bool> {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
     use std::sync::OnceLock;
@@ -56,8 +58,8 @@ fn host_used_last(address: usize, len: usize) -> Option<bool> {
     const PRESENT: u64 = 1 << 63;
 
     let pagemap = PAGEMAP.get_or_init(|| File::open("/proc/self/pagemap").ok()).as_ref()?;
-    for sample in 0..SAMPLES {
-        let page = (address + len / SAMPLES * sample) / PAGE;
+    for sample in 0..samples {
+        let page = (address + len / samples * sample) / PAGE;
         let mut entry = [0; 8];
         pagemap.read_exact_at(&mut entry, page as u64 * 8).ok()?;
         if u64::from_le_bytes(entry) & PRESENT != 0 {
@@ -68,7 +70,7 @@ fn host_used_last(address: usize, len: usize) -> Option<bool> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn host_used_last(_address: usize, _len: usize) -> Option<bool> {
+fn host_used_last(_address: usize, _len: usize, _samples: usize) -> Option<bool> {
     None
 }
 
@@ -91,11 +93,11 @@ mod tests {
             )
         };
         assert_ne!(base, libc::MAP_FAILED);
-        if let Some(seen) = host_used_last(base as usize, len) {
+        if let Some(seen) = host_used_last(base as usize, len, SAMPLES) {
             assert!(!seen);
             // SAFETY: inside the mapping.
             unsafe { base.cast::<u8>().write(1) };
-            assert_eq!(host_used_last(base as usize, len), Some(true));
+            assert_eq!(host_used_last(base as usize, len, 1), Some(true));
         }
         // SAFETY: the whole mapping, used by nobody.
         unsafe { libc::munmap(base, len) };
