@@ -75,6 +75,14 @@ async function buildDist() {
   const names = metafile.outputs['names.mjs'].exports.toSorted()
   writeFileSync(join(dist, 'index.mjs'), `export { ${names.join(', ')} } from './index.cjs'\n`)
   writeFileSync(join(dist, 'index.d.mts'), `export * from './index.cjs'\n`)
+  // The program is a user of the package like any other: it finds it by name, and shares its one state.
+  await esbuild.build({
+    ...common,
+    entryPoints: ['ts/cli/main.ts'],
+    external: ['unimalloc'],
+    format: 'esm',
+    outfile: 'dist/cli.mjs',
+  })
   buildTypes()
   stamp('dist', digest)
 }

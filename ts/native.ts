@@ -1,4 +1,4 @@
-import { UnimallocError } from './errors.js'
+import { nativeMissing } from './native-missing.js'
 
 /** The generated binding. Private: what is public is written by hand around it. */
 export type Native = typeof import('#native')
@@ -14,16 +14,7 @@ function load(): Native {
   try {
     return require('#native') as Native
   } catch (cause) {
-    const platform = `${process.platform}-${process.arch}`
-    throw new UnimallocError(
-      'NATIVE_MISSING',
-      `unimalloc has no native part for ${platform} here. Supported are linux-x64 and linux-arm64 (glibc), win32-x64, and ` +
-        'macOS with the host backend. If this is one of them, npm left out the optional package ' +
-        `"@unimalloc/native-${platform}*": remove node_modules and package-lock.json, and install again without ` +
-        '--omit=optional, on the platform that runs the program. In a checkout, run "npm run build". ' +
-        `The loader said: ${cause instanceof Error ? cause.message.split('\n')[0] : String(cause)}`,
-      { cause },
-    )
+    throw nativeMissing(cause)
   }
 }
 

@@ -1,0 +1,68 @@
+// Rust for another architecture from Debian's packages, unpacked beside the system and not installed: for machines where rustup
+// cannot bring the standard library of a second target.
+import { spawnSync } from 'node:child_process'
+import { chmodSync, existsSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { capture, run, SetupError } from './setup.mjs'
+import { toolCache } from './tools.mjs'
+
+/** Downloads packages with what apt's sources have, and unpacks them into a folder. */
+export function unpackDebian(folder, packages) {
+  const downloads = join(folder, 'downloads')
+  mkdirSync(downloads, { recursive: true })
+  run('apt-get', ['download', '-qq', ...packages], { cwd: downloads, stdio: ['ignore', 'inherit', 'ignore'] })
+  for (const file of readdirSync(downloads)) run('dpkg', ['-x', join(downloads, file), folder])
+  rmSync(downloads, { recursive: true })
+}
+
+/** Whether this is a Debian with apt, able to fetch packages of that architecture. */
+export function hasDebian(architecture) {
+  if (!capture('dpkg', ['--print-architecture'])) return false
+  return [
+    capture('dpkg', ['--print-architecture']),
+    ...(capture('dpkg', ['--print-foreign-architectures']) ?? '').split('\n'),
+  ].includes(architecture)
+}
+
+/** The Debian package `libstd-rust-web-1.96` of the same release as `rustc-web`. */
+function runtimePackage() {
+  const depends = capture('apt-cache', ['depends', '--no-recommends', 'libstd-rust-web-dev']) ?? ''
+  return /Depends: (libstd-rust-web-[\d.]+)/.exec(depends)?.[1] ?? null
+}
+
+/** A rustc that compiles for `architecture` too, or null where Debian's packages are not to be had. */
+export function ensureDebianRust(architecture) {
+  const folder = join(toolCache, `debian-rust-${architecture}`)
+  const program = join(folder, 'rustc')
+  if (existsSync(program)) return program
+  if (!capture('dpkg', ['--print-architecture'])) return null
+  if (!hasDebian(architecture)) {
+    throw new SetupError(
+      `Debian's packages for ${architecture} are not in reach: run \`dpkg --add-architecture ${architecture} && apt-get update\`, then try again.`,
+    )
+  }
+  const runtime = runtimePackage()
+  if (runtime === null) return null
+  console.log(`Unpacking Debian's Rust for ${architecture} (once) …`)
+  rmSync(folder, { recursive: true, force: true })
+  const llvm = /Depends: (libllvm\d+)/.exec(capture('apt-cache', ['depends', runtime]) ?? '')?.[1]
+  unpackDebian(folder, [
+    'rustc-web',
+    runtime,
+    'libstd-rust-web-dev',
+    `libstd-rust-web-dev:${architecture}`,
+    ...(llvm ? [llvm] : []),
+  ])
+  // Its libraries must be found by the compiler alone, not by every program that the build starts.
+  const libraries = join(folder, 'usr', 'lib', 'x86_64-linux-gnu')
+  const script = `#!/bin/sh\nLD_LIBRARY_PATH='${libraries}' exec '${join(folder, 'usr', 'bin', 'rustc')}' "$@"\n`
+  writeFileSync(program, script)
+  chmodSync(program, 0o755)
+  if (spawnSync(program, ['--version']).status !== 0) {
+    rmSync(program)
+    throw new SetupError(
+      `Debian's rustc in ${folder} does not start: it needs the Debian release that it was made for.`,
+    )
+  }
+  return program
+}
