@@ -1,12 +1,11 @@
 //! Modules, kernels and launches.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::OnceLock;
 
 use napi::bindgen_prelude::{AsyncTask, External, ToNapiValue, TypeName};
 use napi::{sys, Env, Result, Task, ValueType};
 use napi_derive::napi;
-use unimalloc::cuda::{self, CompileOptions, Kernel, KernelArg, LaunchConfig, Module, Stream};
+use unimalloc::cuda::{CompileOptions, Kernel, KernelArg, LaunchConfig, Module, Stream};
 
 use super::{device_index, device_range, host_access, to_failure};
 use crate::failure::failure;
@@ -137,22 +136,6 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// Whether the CPU may touch managed memory while a kernel runs on the device.
-fn is_concurrent(device: u16) -> bool {
-    static CONCURRENT: OnceLock<Vec<bool>> = OnceLock::new();
-    if let Some(known) = CONCURRENT.get() {
-        return known.get(usize::from(device)).copied().unwrap_or(false);
-    }
-    match cuda::devices() {
-        Ok(devices) => CONCURRENT
-            .get_or_init(|| devices.iter().map(|device| device.concurrent_managed_access).collect())
-            .get(usize::from(device))
-            .copied()
-            .unwrap_or(false),
-        Err(_) => false,
-    }
-}
-
 /// Queues a kernel. `shape` is grid and block in x, y, z, then bytes of shared memory; `kinds` and `values` are the arguments; `held`
 /// are the arrays among them. On a device where the CPU may not touch managed memory meanwhile, waits for the kernel unless
 /// `unsafe_concurrent`.
@@ -183,14 +166,15 @@ pub fn kernel_launch(
     // SAFETY: arrays among the arguments are live blocks, held during the call; the launch marks them, so that once freed they are not
     // used again before the kernel is done. Count and sizes are checked against the kernel's parameters where the driver can say. That the kernel stays inside its arrays, and what plain pointers lead
     // to, is the program's word, as with any kernel.
-    unsafe { kernel.launch(&config, stream, &args) }.map_err(|error| to_failure(&error))?;
+    let launched = if unsafe_concurrent {
+        unsafe { kernel.launch_concurrent(&config, stream, &args) }
+    } else {
+        unsafe { kernel.launch(&config, stream, &args) }
+    };
+    launched.map_err(|error| to_failure(&error))?;
     drop(blocks);
-    if !is_concurrent(kernel.device()) {
-        if unsafe_concurrent {
-            host_access::forbid_until_done(stream);
-        } else {
-            stream.synchronize().map_err(|error| to_failure(&error))?;
-        }
+    if unsafe_concurrent && !kernel.is_concurrent() {
+        host_access::forbid_until_done(stream);
     }
     Ok(())
 }

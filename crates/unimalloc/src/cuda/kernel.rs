@@ -185,6 +185,11 @@ impl Kernel {
         self.inner.module.device()
     }
 
+    /// Whether the CPU may touch managed memory while it runs.
+    pub fn is_concurrent(&self) -> bool {
+        self.inner.module.device_ref().concurrent_managed_access
+    }
+
     /// Threads that a block may have at most, given the registers the kernel needs.
     pub fn max_threads(&self) -> u32 {
         self.inner.max_threads

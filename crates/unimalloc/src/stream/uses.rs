@@ -45,13 +45,33 @@ impl Kernel {
     /// arguments against the parameters where they are known. Blocks of unified memory that arguments point to are
     /// marked: freed while the kernel runs, they are not reused before it is done.
     ///
-    /// On a device without concurrent managed access no managed memory may be touched by the CPU until the stream was
-    /// waited for.
+    /// On a device without concurrent managed access, where the CPU may touch no managed memory while any kernel runs, it
+    /// waits for the kernel; [`launch_concurrent`](Self::launch_concurrent) does not.
     ///
     /// # Safety
     /// The arguments are what the kernel expects; the memory they lead to is valid for the device, and stays so until
     /// the stream has run the kernel or the block was freed; and the kernel stays within it.
     pub unsafe fn launch(
+        &self,
+        config: &LaunchConfig,
+        stream: &Stream,
+        args: &[KernelArg<'_>],
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise, and the wait below.
+        unsafe { self.launch_concurrent(config, stream, args) }?;
+        // What a capture takes up does not run now, and waiting would break it.
+        if !self.is_concurrent() && !stream.is_capturing()? {
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// As [`launch`](Self::launch), and never waits.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch). On a device without concurrent managed access the CPU touches no managed memory until the
+    /// stream was waited for. This crate does not by itself: there it fills and copies by the device.
+    pub unsafe fn launch_concurrent(
         &self,
         config: &LaunchConfig,
         stream: &Stream,
