@@ -1,12 +1,26 @@
-import { blockOfArray, freeView, killArray, kindOf, kindOfArray, locate, makeArray } from './arrays.js'
+import {
+  contentOfArray,
+  freeView,
+  killArray,
+  kindOf,
+  kindOfArray,
+  locate,
+  isOwnedBy,
+  makeArray,
+  usableBytesOf,
+} from './arrays.js'
 import type { Kind } from './arrays.js'
-import { Block, blockOfBuffer, isDetached } from './buffers.js'
+import { Block, isDetached } from './buffers.js'
 import { Books } from './books.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
+import { closeLedger, openLedger } from './ledger.js'
+import type { Ledger } from './ledger.js'
 import { reportAtExit, Tracker } from './leaks.js'
+import { dropEmptySlabs, magazineFor, MOST_BYTES, NATIVE } from './magazine.js'
+import type { Magazine } from './magazine.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
 import {
   alignment,
@@ -45,6 +59,8 @@ interface Opened {
   backend: BackendName
   policy: PolicyName
   placement: number
+  /** Null where magazines do not serve. */
+  magazine: Magazine | null
 }
 
 /** How a block is to be made. */
@@ -52,6 +68,12 @@ interface Request {
   alignment: number
   placement: number
   stream?: NativeStream
+}
+
+/** Where the arrays of `allocUnsafe` come from, if they are neither large nor special. */
+interface Pooled {
+  magazine: Magazine
+  ledger: Ledger
 }
 
 /** Bits beside the placement's number: what is done about the contents, and which blocks may be neighbours. `alloc.rs` has the same. */
@@ -63,9 +85,19 @@ const DEFERRED: AllocatorOptions = {}
 
 const ALLOC_KEYS = ['placement', 'alignment', 'stream'] as const
 
-/** Closes the account of an allocator that was collected; blocks that are left settle with it all the same. */
-const accountCloser = new FinalizationRegistry<number>((account) => {
-  native().closeAccount(account)
+/** What is left to be closed of an allocator that was collected. */
+interface Remains {
+  account: number
+  ledger: Ledger | null
+}
+
+/** Closes the account of an allocator that was collected; blocks that native code knows of settle with it all the same. */
+const accountCloser = new FinalizationRegistry<Remains>(({ account, ledger }) => {
+  if (ledger !== null && !ledger.isEmpty) ledger.abandoned = true
+  else {
+    if (ledger !== null) closeLedger(ledger)
+    native().closeAccount(account)
+  }
 })
 
 /** Lets the package make the default allocator, which opens its account late and is never disposed. */
@@ -83,6 +115,9 @@ export class Allocator implements Disposable {
   #outOfMemory: ((neededBytes: number) => boolean) | null = null
   #disposed = false
   #books: Books
+  /** Null until the first `allocUnsafe`, and for good where magazines do not serve. */
+  #pooled: Pooled | null = null
+  #remains: Remains | null = null
 
   static {
     makeDefaultAllocator = (options) => {
@@ -123,6 +158,19 @@ export class Allocator implements Disposable {
 
   /** An array with arbitrary contents, as `Buffer.allocUnsafe`. Free it: the garbage collector need not. */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
+    const pooled = this.#pooled
+    if (pooled !== null && options === undefined && Number.isInteger(length)) {
+      const kind = kindOf('allocUnsafe', type)
+      const bytes = length * kind.bytesPerElement
+      if (bytes > 0 && bytes <= MOST_BYTES) {
+        try {
+          const array = pooled.magazine.take(pooled.ledger, kind, length, bytes)
+          if (array !== null) return array as UnifiedArray<InstanceType<C>>
+        } catch {
+          // The slab on top was detached: the long way notices, and takes another.
+        }
+      }
+    }
     return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe) as UnifiedArray<
       InstanceType<C>
     >
@@ -188,7 +236,7 @@ export class Allocator implements Disposable {
   realloc<T>(array: UnifiedArray<T>, length: number): UnifiedArray<T> {
     this.#check()
     const view = array as unknown as UnifiedArray
-    const own = typeof array === 'object' && array !== null ? blockOfArray(array) : undefined
+    const own = typeof array === 'object' && array !== null ? contentOfArray(array) : undefined
     if (own === undefined) throw invalid('realloc: pass an array that alloc(), allocUnsafe() or from() returned')
     const { block, buffer } = locate('realloc', view)
     if (block.token !== null || block.arrays > 1) {
@@ -201,7 +249,7 @@ export class Allocator implements Disposable {
     const request = { alignment: block.alignment, placement: block.placement }
     const scope = block.scope
     const fresh = owner.#makeChecked(kind, length, request, block.pooled ? POOLED : ZEROED, this.realloc)
-    const to = blockOfArray(fresh) as Block
+    const to = locate('realloc', fresh).block
     const bytes = Math.min(length, view.length) * kind.bytesPerElement
     if (bytes > 0 && !typed(() => native().copyBlock(to.handle, block.handle, bytes))) {
       fresh.free()
@@ -215,15 +263,12 @@ export class Allocator implements Disposable {
 
   /** Whether a view lies in a live block of this allocator. */
   owns(view: ArrayBufferView): boolean {
-    if (!ArrayBuffer.isView(view)) return false
-    const own = blockOfArray(view)
-    const block = own === undefined ? blockOfBuffer(view.buffer) : own
-    return block != null && !block.freed && block.owner === this.#books
+    return ArrayBuffer.isView(view) && isOwnedBy(view, this.#books, this.#pooled?.ledger ?? null)
   }
 
   /** Bytes that the view's block really has, its size rounded up; 0 for an empty array. */
   usableBytes(view: ArrayBufferView): number {
-    return locate('usableBytes', view).block.usable
+    return usableBytesOf('usableBytes', view)
   }
 
   /** A scope whose end frees what was allocated through it. */
@@ -239,6 +284,7 @@ export class Allocator implements Disposable {
   trim(keepBytes: number = 0): number {
     const keep = keepBytes === Infinity ? keepBytes : count('trim: keepBytes', keepBytes)
     const { backend } = this.#account()
+    dropEmptySlabs()
     return typed(() => native().trim(BACKENDS.indexOf(backend), keep))
   }
 
@@ -286,6 +332,17 @@ export class Allocator implements Disposable {
         errors.push(error)
       }
     }
+    const pooled = this.#pooled
+    this.#pooled = null
+    if (pooled !== null) {
+      try {
+        if (!pooled.ledger.isEmpty) typed(() => pooled.magazine.freeAll(pooled.ledger))
+        closeLedger(pooled.ledger)
+        if (this.#remains !== null) this.#remains.ledger = null
+      } catch (error) {
+        errors.push(error)
+      }
+    }
     if (errors.length > 0) throw errors[0]
   }
 
@@ -318,14 +375,18 @@ export class Allocator implements Disposable {
     const bytes = length * kind.bytesPerElement
     const pooled = (contents & POOLED) !== 0
     if (bytes === 0) {
-      const empty = new Block(0, 0, 0, this.#books, pooled, request.alignment, request.placement)
+      const empty = new Block(0, 0, 0, this.#books, pooled, request.alignment, request.placement, 0)
       return makeArray(kind, new ArrayBuffer(0), 0, empty)
+    }
+    if (pooled && bytes <= MOST_BYTES && isPlain(opened, request)) {
+      const array = this.#obtain(opened, kind, length, bytes)
+      if (array !== null) return array
     }
     const buffer = this.#allocate(opened, bytes, request, contents)
     const handle = results[0] as number
     const address = results[1] as number
     const usable = results[2] as number
-    const block = new Block(handle, address, usable, this.#books, pooled, request.alignment, request.placement)
+    const block = new Block(handle, address, usable, this.#books, pooled, request.alignment, request.placement, bytes)
     const array = makeArray(kind, buffer, length, block)
     this.#books.tracker?.add(handle, bytes, pooled, caller)
     this.#books.enter(block, buffer)
@@ -334,30 +395,67 @@ export class Allocator implements Disposable {
 
   #allocate(opened: Opened, bytes: number, request: Request, contents: number): ArrayBuffer {
     const how = request.placement | contents
-    const buffer = this.#attempt(opened, bytes, request, how)
-    return buffer === null ? this.#retry(opened, bytes, request, how) : buffer
+    const made = this.#attempt(opened, bytes, request, how)
+    if (typeof made !== 'number') return made
+    return this.#insist(opened, bytes, made, () => this.#attempt(opened, bytes, request, how)) as ArrayBuffer
   }
 
-  #attempt({ number }: Opened, bytes: number, { alignment: align, stream }: Request, how: number): ArrayBuffer | null {
+  /** A buffer over a new block, or why there is none. */
+  #attempt(
+    { number }: Opened,
+    bytes: number,
+    { alignment: align, stream }: Request,
+    how: number,
+  ): ArrayBuffer | number {
     try {
-      return stream === undefined
-        ? hot().allocate(number, bytes, align, how)
-        : native().allocateForStream(number, bytes, align, how, results, stream)
+      const made =
+        stream === undefined
+          ? hot().allocate(number, bytes, align, how)
+          : native().allocateForStream(number, bytes, align, how, results, stream)
+      return made ?? (results[0] as number)
     } catch (error) {
       throw fromNative(error)
     }
   }
 
-  /** What the GPU finishes soon may be enough, or what the program's handler frees. */
-  #retry(opened: Opened, bytes: number, request: Request, how: number): ArrayBuffer {
-    let buffer: ArrayBuffer | null = null
-    if (isRefusal() && typed(() => native().drainPending())) buffer = this.#attempt(opened, bytes, request, how)
-    if (buffer === null && isRefusal() && this.#outOfMemory?.(bytes) === true) {
-      this.#check()
-      buffer = this.#attempt(opened, bytes, request, how)
+  /** An array of the magazine; null where it cannot serve. */
+  #obtain(opened: Opened, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+    const pooled = (this.#pooled ??= this.#openPooled(opened))
+    if (pooled === null) return null
+    const attempt = (): UnifiedArray | number => typed(() => pooled.magazine.obtain(pooled.ledger, kind, length, bytes))
+    const made = attempt()
+    return typeof made === 'number' ? this.#insist(opened, bytes, made, attempt) : made
+  }
+
+  #openPooled(opened: Opened): Pooled | null {
+    if (opened.magazine === null) return null
+    const ledger = openLedger(opened.number, this.#books)
+    if (ledger === null) {
+      opened.magazine = null
+      return null
     }
-    if (buffer === null) throw allocationError(opened.number, bytes, results[0] as number)
-    return buffer
+    if (this.#remains !== null) this.#remains.ledger = ledger
+    return { magazine: opened.magazine, ledger }
+  }
+
+  /**
+   * Tries again with what memory can be found: what this thread keeps for its own use, what the GPU finishes soon, what the
+   * program's handler frees. Null where a magazine cannot serve after all.
+   */
+  #insist<T extends object>(opened: Opened, bytes: number, refusal: number, attempt: () => T | number): T | null {
+    let made: T | number = refusal
+    if (made === REFUSED.byBackend) {
+      typed(dropEmptySlabs)
+      made = attempt()
+    }
+    if (isRefusal(made) && typed(() => native().drainPending())) made = attempt()
+    if (isRefusal(made) && this.#outOfMemory?.(bytes) === true) {
+      this.#check()
+      made = attempt()
+    }
+    if (typeof made !== 'number') return made
+    if (made === NATIVE) return null
+    throw allocationError(opened.number, bytes, made)
   }
 
   #check(): void {
@@ -380,12 +478,19 @@ export class Allocator implements Disposable {
       this.#books.tracker = new Tracker()
       if (trackFromEnvironment()) reportAtExit(this.#books.tracker)
     }
-    if (this.#books.disposable) accountCloser.register(this, number)
+    if (this.#books.disposable) {
+      this.#remains = { account: number, ledger: null }
+      accountCloser.register(this, this.#remains)
+    }
+    // Blocks of the other policies have contents to be seen to, those for the device pages to be moved; a tracker is told of each.
+    const serves = checked.policy === 'standard' && checked.placement !== 'device' && !checked.track
+    const placement = PLACEMENTS.indexOf(checked.placement)
     return (this.#opened = {
       number,
       backend,
       policy: checked.policy,
-      placement: PLACEMENTS.indexOf(checked.placement),
+      placement,
+      magazine: serves ? magazineFor(BACKENDS.indexOf(backend), checked.device, placement) : null,
     })
   }
 }
@@ -398,9 +503,14 @@ function lengthError(what: string, length: unknown, kind: Kind): Error {
   return invalid(`${what}: length is ${length}; pass a whole number from 0 up`)
 }
 
-/** Whether the latest refusal is one that freed memory can cure. */
-function isRefusal(): boolean {
-  return results[0] === REFUSED.byLimit || results[0] === REFUSED.byBackend
+/** Whether there was a refusal that freed memory can cure. */
+function isRefusal(made: unknown): boolean {
+  return made === REFUSED.byLimit || made === REFUSED.byBackend
+}
+
+/** Whether a magazine serves such a request: its blocks are all alike. */
+function isPlain(opened: Opened, { alignment, placement, stream }: Request): boolean {
+  return alignment === DEFAULT_ALIGNMENT && placement === opened.placement && stream === undefined
 }
 
 function checkAllocOptions(what: string, options: AllocOptions, opened: Opened): Request {

@@ -1,6 +1,12 @@
-import { Block, adopt, bufferOf, blockOfBuffer, isDetached } from './buffers.js'
+import { Block, adopt, bufferOf, contentOfBuffer, isDetached } from './buffers.js'
+import type { Owner } from './buffers.js'
 import { invalid, show, UnimallocError } from './errors.js'
-import { release } from './release.js'
+import { SLACK_BITS } from './ledger.js'
+import type { Ledger } from './ledger.js'
+import { freeBlock, giveBack } from './magazine.js'
+import { checkFreeOptions, release } from './release.js'
+import { GONE, INDEX_MASK, promote, retireIfDetached, slabOf } from './slabs.js'
+import type { Slab } from './slabs.js'
 import type { ArrayType, FreeOptions, TypedArray, UnifiedArray } from './types.js'
 
 type PlainConstructor = new (buffer: ArrayBufferLike, byteOffset: number, length: number) => TypedArray
@@ -9,49 +15,91 @@ type PlainConstructor = new (buffer: ArrayBufferLike, byteOffset: number, length
 interface Kind {
   readonly name: string
   readonly bytesPerElement: number
-  /** A unified array over the start of a buffer. */
-  make(buffer: ArrayBufferLike, length: number, block: Block): UnifiedArray
-  /** The block; null once the array was freed; undefined for an array that is not ours. */
-  blockOf(array: object): Block | null | undefined
+  /**
+   * A unified array over a part of a buffer: over a block, or over one that a magazine hands out, which has a handle and a serial
+   * number instead.
+   */
+  make(
+    buffer: ArrayBufferLike,
+    offset: number,
+    length: number,
+    block: Block | null,
+    handle: number,
+    serial: number,
+  ): UnifiedArray
+  /** The block, or the handle of a magazine's; null once the array was freed; undefined for an array that is not ours. */
+  contentOf(array: object): Block | number | null | undefined
   /** Makes the array a dead one. */
   kill(array: object): void
 }
+
+/** Stands for the handle of an array that is not over a magazine's block, or no longer. */
+const NONE = -1
 
 /** Adds to one standard kind what makes an array a unified one. */
 function unify(Base: ArrayType): Kind {
   class Unified extends (Base as unknown as PlainConstructor) {
     #block: Block | null
+    #handle: number
+    #serial: number
 
-    constructor(buffer: ArrayBufferLike, length: number, block: Block) {
-      super(buffer, 0, length)
+    constructor(
+      buffer: ArrayBufferLike,
+      offset: number,
+      length: number,
+      block: Block | null,
+      handle: number,
+      serial: number,
+    ) {
+      super(buffer, offset, length)
       this.#block = block
+      this.#handle = handle
+      this.#serial = serial
     }
 
     get pointer(): bigint {
-      return pointerOfBlock(this.#block, this.buffer)
+      return pointerOf(Unified.contentOf(this) ?? null, this.buffer)
     }
 
     get freed(): boolean {
-      return this.#block === null || this.#block.freed
+      return Unified.contentOf(this) === null
     }
 
     free(options?: FreeOptions): void {
-      const block = this.#block
-      if (block === null || block.freed) throw doubleFree()
-      release(block, this.buffer as ArrayBuffer, options)
+      const handle = this.#handle
+      // A length of 0 says that somebody has detached the slab: no array over one is empty.
+      if (handle !== NONE && options === undefined && this.length !== 0 && giveBack(handle, this.#serial)) {
+        this.#handle = NONE
+        return
+      }
+      const content = Unified.contentOf(this) ?? null
+      if (content === null) throw doubleFree()
+      if (typeof content === 'number') freePooled(slabOf(content), content & INDEX_MASK, options)
+      else release(content, this.buffer as ArrayBuffer, options)
+      this.#handle = NONE
       this.#block = null
     }
 
     [Symbol.dispose](): void {
-      if (!this.freed) this.free()
+      const content = Unified.contentOf(this) ?? null
+      if (content === null) return
+      // Whose slab was detached cannot be freed any more, by no fault of whoever owns the array.
+      if (typeof content === 'number' && retireIfDetached(slabOf(content))) return
+      this.free()
     }
 
-    static blockOf(array: object): Block | null | undefined {
-      return #block in array ? array.#block : undefined
+    static contentOf(array: object): Block | number | null | undefined {
+      if (!(#block in array)) return undefined
+      const handle = array.#handle
+      if (handle !== NONE) return slabOf(handle).isCurrent(handle & INDEX_MASK, array.#serial) ? handle : null
+      const block = array.#block
+      return block === null || block.freed ? null : block
     }
 
     static kill(array: object): void {
-      if (#block in array) array.#block = null
+      if (!(#block in array)) return
+      array.#block = null
+      array.#handle = NONE
     }
   }
   // Without a constructor of its own the prototype inherits the plain one: `map`, `slice` and `subarray` give plain arrays, and
@@ -60,8 +108,9 @@ function unify(Base: ArrayType): Kind {
   return {
     name: Base.name,
     bytesPerElement: Base.BYTES_PER_ELEMENT,
-    make: (buffer, length, block) => new Unified(buffer, length, block) as unknown as UnifiedArray,
-    blockOf: Unified.blockOf,
+    make: (buffer, offset, length, block, handle, serial) =>
+      new Unified(buffer, offset, length, block, handle, serial) as unknown as UnifiedArray,
+    contentOf: Unified.contentOf,
     kill: Unified.kill,
   }
 }
@@ -113,21 +162,27 @@ export function kindOfArray(value: unknown): Kind | undefined {
   return tag === undefined ? undefined : kindsByName.get(tag)
 }
 
-/** The block of a unified array; null once it was freed; undefined for any other value. */
-export function blockOfArray(value: object): Block | null | undefined {
-  return kindOfArray(value)?.blockOf(value)
+/** The block of a unified array, or the handle of a magazine's; null once it was freed; undefined for any other value. */
+export function contentOfArray(value: object): Block | number | null | undefined {
+  return kindOfArray(value)?.contentOf(value)
 }
 
 /** An array over a fresh buffer. */
 export function makeArray(kind: Kind, buffer: ArrayBuffer, length: number, block: Block): UnifiedArray {
   adopt(buffer, block)
-  return kind.make(buffer, length, block)
+  return kind.make(buffer, 0, length, block, NONE, 0)
 }
 
-function pointerOfBlock(block: Block | null, buffer: ArrayBufferLike): bigint {
-  if (block === null || block.freed) throw invalid('the array was freed, and has no address any more')
-  if (block.handle !== 0 && isDetached(buffer)) throw invalid(DETACHED)
-  return BigInt(block.address)
+/** One more array over a block. */
+export function makeAnother(kind: Kind, buffer: ArrayBuffer, length: number, block: Block): UnifiedArray {
+  return kind.make(buffer, block.start, length, block, NONE, 0)
+}
+
+function pointerOf(content: Block | number | null, buffer: ArrayBufferLike): bigint {
+  if (content === null) throw invalid('the array was freed, and has no address any more')
+  const isMemory = typeof content === 'number' || content.handle !== 0
+  if (isMemory && isDetached(buffer)) throw invalid(DETACHED)
+  return BigInt(typeof content === 'number' ? slabOf(content).address(content & INDEX_MASK) : content.address)
 }
 
 const DETACHED =
@@ -146,6 +201,46 @@ function doubleFree(): UnimallocError {
   return new UnimallocError('DOUBLE_FREE', 'the array was freed before: look for a second owner, or use `using`')
 }
 
+function interior(offset: number): UnimallocError {
+  return new UnimallocError(
+    'INTERIOR',
+    `the view starts ${offset} bytes into its block: free the array that alloc() returned, or a view of its start`,
+  )
+}
+
+/** Where a view of ours lies: in a block, or in one that a magazine handed out and that nobody else knows of. */
+interface Found {
+  block: Block | null
+  slab: Slab
+  index: number
+  buffer: ArrayBuffer
+  /** Bytes from the start of the block to the start of the view. */
+  offset: number
+}
+
+/** Finds the live block of any view, or throws what is wrong with it. */
+function find(what: string, view: ArrayBufferView): Found {
+  const buffer = bufferOf(what, view) as ArrayBuffer
+  let content: Block | Slab | number | null | undefined = contentOfArray(view)
+  if (content === null) throw invalid(`${what}: the array was freed`)
+  content ??= contentOfBuffer(buffer)
+  if (content === undefined) throw isDetached(buffer) ? invalid(`${what}: ${DETACHED}`) : notOurs()
+  if (content instanceof Block) {
+    if (content.freed) throw invalid(`${what}: the array was freed`)
+    if (content.handle !== 0 && isDetached(buffer)) throw invalid(`${what}: ${DETACHED}`)
+    return { block: content, slab: GONE, index: 0, buffer, offset: view.byteOffset - content.start }
+  }
+  const slab = typeof content === 'number' ? slabOf(content) : content
+  if (isDetached(buffer)) {
+    retireIfDetached(slab)
+    throw invalid(`${what}: ${DETACHED}`)
+  }
+  const index = typeof content === 'number' ? content & INDEX_MASK : Math.floor(view.byteOffset / slab.block)
+  const block = slab.promoted?.get(index) ?? null
+  if (!slab.isLive(index) || block?.freed === true) throw invalid(`${what}: the array was freed`)
+  return { block, slab, index, buffer, offset: view.byteOffset - index * slab.block }
+}
+
 /** A view of ours and the live block behind it. `offset` is where in the block the view starts. */
 export interface Located {
   block: Block
@@ -153,50 +248,94 @@ export interface Located {
   offset: number
 }
 
-/** Finds the live block of any view, or throws what is wrong with it. */
+/** Finds the live block of any view, for what native code must know of; or throws what is wrong with it. */
 export function locate(what: string, view: ArrayBufferView): Located {
-  const buffer = bufferOf(what, view)
-  const own = blockOfArray(view)
-  if (own === null) throw invalid(`${what}: the array was freed`)
-  const block = own ?? blockOfBuffer(buffer)
-  if (block === undefined) throw isDetached(buffer) ? invalid(`${what}: ${DETACHED}`) : notOurs()
-  if (block.freed) throw invalid(`${what}: the array was freed`)
-  if (block.handle !== 0 && isDetached(buffer)) throw invalid(`${what}: ${DETACHED}`)
-  return { block, buffer: buffer as ArrayBuffer, offset: view.byteOffset }
+  const { block, slab, index, buffer, offset } = find(what, view)
+  return { block: block ?? promote(slab, index), buffer, offset }
 }
 
 /** Address of a view's first byte. */
 export function addressOf(what: string, view: ArrayBufferView): number {
-  const { block, offset } = locate(what, view)
-  return block.handle === 0 ? 0 : block.address + offset
+  const { block, slab, index, offset } = find(what, view)
+  if (block?.handle === 0) return 0
+  return (block?.address ?? slab.address(index)) + offset
+}
+
+/** Bytes that a view's block really has. */
+export function usableBytesOf(what: string, view: ArrayBufferView): number {
+  const { block, slab } = find(what, view)
+  return block?.usable ?? slab.block
+}
+
+/** Whether a view lies in a live block of an owner. */
+export function isOwnedBy(view: ArrayBufferView, owner: Owner, ledger: Ledger | null): boolean {
+  let content: Block | Slab | number | null | undefined = contentOfArray(view)
+  if (content === undefined) content = contentOfBuffer(view.buffer)
+  if (content == null) return false
+  if (content instanceof Block) return !content.freed && content.owner === owner
+  const slab = typeof content === 'number' ? slabOf(content) : content
+  const index = typeof content === 'number' ? content & INDEX_MASK : Math.floor(view.byteOffset / slab.block)
+  if (ledger === null || !slab.isLive(index) || slab.owners[index] === undefined) return false
+  if (slab.isTracked(index)) return slab.promoted?.get(index)?.owner === owner
+  return (slab.owners[index] as number) >>> SLACK_BITS === ledger.owner
+}
+
+/** Where a device finds a view, and the hold that keeps its block; no hold where this thread alone can free it. */
+export interface DeviceAddress {
+  address: number
+  hold: number
+  /** Number of the backend, where there is no hold. */
+  backend: number
+}
+
+/** For a call that is over before this thread goes on: it spares native code the books of a magazine's block. */
+export function deviceAddress(what: string, view: ArrayBufferView): DeviceAddress {
+  const { block, slab, index, offset } = find(what, view)
+  if (block === null) return { address: slab.address(index) + offset, hold: 0, backend: slab.stack?.backend ?? -1 }
+  return { address: block.handle === 0 ? 0 : block.address + offset, hold: block.handle, backend: -1 }
 }
 
 /** Frees the block of a unified array, or of a view that starts where a block does. */
 export function freeView(view: ArrayBufferView, options: FreeOptions | undefined): void {
   const buffer = bufferOf('free', view)
-  const own = blockOfArray(view)
-  if (own === null) throw doubleFree()
-  if (own === undefined) {
-    const block = blockOfBuffer(buffer)
-    if (block === undefined) throw isDetached(buffer) ? invalid(`free: ${DETACHED}`) : notOurs()
-    if (isDetached(buffer)) {
-      throw invalid(
-        block.freed ? 'free: the buffer is detached, because its array was freed before' : `free: ${DETACHED}`,
-      )
-    }
-    if (block.freed) throw doubleFree()
-    if (view.byteOffset !== 0) {
-      throw new UnimallocError(
-        'INTERIOR',
-        `the view starts ${view.byteOffset} bytes into its block: free the array that alloc() returned, or a view of its start`,
-      )
-    }
-    release(block, buffer as ArrayBuffer, options)
+  if (contentOfArray(view) !== undefined) {
+    ;(view as unknown as UnifiedArray).free(options)
     return
   }
-  if (own.freed) throw doubleFree()
-  release(own, buffer as ArrayBuffer, options)
-  kindOfArray(view)?.kill(view)
+  const content = contentOfBuffer(buffer)
+  if (content === undefined) throw isDetached(buffer) ? invalid(`free: ${DETACHED}`) : notOurs()
+  if (content instanceof Block) {
+    if (isDetached(buffer)) {
+      throw invalid(
+        content.freed ? 'free: the buffer is detached, because its array was freed before' : `free: ${DETACHED}`,
+      )
+    }
+    if (content.freed) throw doubleFree()
+    if (view.byteOffset !== 0) throw interior(view.byteOffset)
+    release(content, buffer as ArrayBuffer, options)
+    return
+  }
+  const index = Math.floor(view.byteOffset / content.block)
+  if (!isDetached(buffer)) {
+    if (!content.isLive(index)) throw doubleFree()
+    if (view.byteOffset % content.block !== 0) throw interior(view.byteOffset % content.block)
+  }
+  freePooled(content, index, options)
+}
+
+/** Frees a live block of a slab, where the short way was not open. */
+function freePooled(slab: Slab, index: number, options: FreeOptions | undefined): void {
+  if (options !== undefined) checkFreeOptions(options)
+  if (retireIfDetached(slab)) throw invalid(`free: ${DETACHED}`)
+  const block = slab.promoted?.get(index)
+  if (block?.freed === true) throw doubleFree()
+  if (block !== undefined || options?.stream !== undefined || options?.after !== undefined) {
+    release(block ?? promote(slab, index), slab.buffer, options)
+  } else if (slab.isTracked(index)) {
+    throw doubleFree() // this thread has let it go; others still hold it
+  } else {
+    freeBlock(slab, index)
+  }
 }
 
 /** Marks an array as dead without touching its memory. */

@@ -1,5 +1,6 @@
 import { invalid, UnimallocError } from './errors.js'
 import { native } from './native.js'
+import type { Slab } from './slabs.js'
 
 /** Whose account a block is on: an allocator, as far as a block needs to know it. */
 export interface Owner {
@@ -13,8 +14,8 @@ export interface Collector {
 }
 
 /**
- * A block of memory as this thread sees it: one `ArrayBuffer`, and any number of arrays and views over it. Native code knows
- * the hold by `handle`; when it has ended, the handle names nothing any more.
+ * A block of memory as this thread sees it: one `ArrayBuffer`, or a part of a slab, and any number of arrays and views over it.
+ * Native code knows the hold by `handle`; when it has ended, the handle names nothing any more.
  */
 export class Block {
   /** Set when this thread has let the memory go. */
@@ -25,6 +26,10 @@ export class Block {
   token: string | null = null
   /** The scope that frees it. */
   scope: Collector | null = null
+  /** The slab that it lies in; null where it has a buffer of its own. */
+  slab: Slab | null = null
+  /** Which block of the slab it is. */
+  index = 0
 
   constructor(
     /** 0 for an empty array, which owns no memory. */
@@ -36,7 +41,14 @@ export class Block {
     readonly pooled: boolean,
     readonly alignment: number,
     readonly placement: number,
+    /** Bytes that were asked for. */
+    readonly requested: number,
   ) {}
+
+  /** Where in its buffer the block starts. */
+  get start(): number {
+    return this.slab === null ? 0 : this.index * this.slab.block
+  }
 }
 
 /** A constructor whose object is its argument: what a class adds after `super` it adds to that. */
@@ -45,23 +57,23 @@ const Identity = function (object: object) {
 } as unknown as new (object: object) => object
 
 /**
- * Puts a block onto its `ArrayBuffer` as a private field: found from any view of the buffer, kept by nothing else, and not to be
+ * Puts a block, or a slab, onto its `ArrayBuffer` as a private field: found from any view of the buffer, kept by nothing else, and not to be
  * forged. Faster to look up than a WeakMap, and no work for the garbage collector.
  */
 class Stamp extends Identity {
-  #block: Block
+  #content: Block | Slab
 
-  private constructor(buffer: ArrayBufferLike, block: Block) {
+  private constructor(buffer: ArrayBufferLike, content: Block | Slab) {
     super(buffer)
-    this.#block = block
+    this.#content = content
   }
 
-  static put(buffer: ArrayBufferLike, block: Block): object {
-    return new Stamp(buffer, block)
+  static put(buffer: ArrayBufferLike, content: Block | Slab): object {
+    return new Stamp(buffer, content)
   }
 
-  static of(buffer: object): Block | undefined {
-    return #block in buffer ? buffer.#block : undefined
+  static of(buffer: object): Block | Slab | undefined {
+    return #content in buffer ? buffer.#content : undefined
   }
 }
 
@@ -84,14 +96,14 @@ const guarded: ArrayBuffer = Object.create(ArrayBuffer.prototype, {
   transferToFixedLength: { value: refuseTransfer, writable: true, configurable: true },
 })
 
-/** Marks a buffer as the one over a block. */
-export function adopt(buffer: ArrayBuffer, block: Block): void {
-  Stamp.put(buffer, block)
+/** Marks a buffer as the one over a block or a slab. */
+export function adopt(buffer: ArrayBuffer, content: Block | Slab): void {
+  Stamp.put(buffer, content)
   Object.setPrototypeOf(buffer, guarded)
 }
 
-/** The block that a buffer was made over. */
-export function blockOfBuffer(buffer: ArrayBufferLike): Block | undefined {
+/** The block or the slab that a buffer was made over. */
+export function contentOfBuffer(buffer: ArrayBufferLike): Block | Slab | undefined {
   return Stamp.of(buffer)
 }
 

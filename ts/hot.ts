@@ -1,19 +1,48 @@
 import { native } from './native.js'
 
-/** What the latest `allocate` of this thread answered beside the buffer: handle, address and usable bytes, or the reason for a null. */
-export const results = new Float64Array(new ArrayBuffer(64))
+/** Bytes of the first part, doubles; `hot.rs` has the same. */
+const NUMBERS = 64
+/** Most blocks that go to or from a magazine in one call. */
+export const MOST_BLOCKS = 64
 
-/** The calls that every array makes, by a shorter way than the generated binding's. */
+const shared = new ArrayBuffer(NUMBERS + 4 * MOST_BLOCKS)
+
+/** What the latest call of this thread answered beside its value. */
+export const results = new Float64Array(shared, 0, NUMBERS / 8)
+/** Block handles that go with a call, or come from it. */
+export const handles = new Int32Array(shared, NUMBERS)
+
+/** The calls that arrays make all the time, by a shorter way than the generated binding's. */
 export interface Hot {
+  /** A buffer; results: handle of the hold, address, usable bytes. Or null and the reason. */
   allocate(account: number, bytes: number, align: number, how: number): ArrayBuffer | null
-  release(handle: number): void
+  release(hold: number): void
+  /** Borrows blocks for a magazine. Results: how many, or the reason for none; 1 where empty slabs are wanted back. */
+  refill(backend: number, device: number, placement: number, size: number, count: number): void
+  /** Gives blocks of a magazine back. */
+  flush(count: number): void
+  /** A span's slab and its slot words. Results: address, block size, number of blocks. Or null and the reason. */
+  map(slab: number): [slab: ArrayBuffer, words: ArrayBuffer] | null
+  /** Lets a span go whose slab is detached. Results: 1 if it went. */
+  unmap(slab: number): void
+  /** Keeps a span for good. */
+  forsake(slab: number): void
+  /** Native code takes over a block's books. Results: handle of the hold. */
+  promote(block: number, account: number, requested: number): void
+  /** Frees a block that is marked with a stream. */
+  freeMarked(block: number, account: number, requested: number): void
 }
 
 let functions: Hot | undefined
 
 /** Bound at the first call, as {@link native} is. */
 export function hot(): Hot {
-  if (functions !== undefined) return functions
-  const [allocate, release] = native().hotFunctions(results.buffer as ArrayBuffer)
-  return (functions = { allocate, release })
+  return functions ?? bind()
+}
+
+function bind(): Hot {
+  const [allocate, release, refill, flush, map, unmap, forsake, promote, freeMarked] = native().hotFunctions(
+    shared,
+  ) as unknown as { [index: number]: never } & Iterable<never>
+  return (functions = { allocate, release, refill, flush, map, unmap, forsake, promote, freeMarked } as unknown as Hot)
 }

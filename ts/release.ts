@@ -6,6 +6,7 @@ import { hot } from './hot.js'
 import { native } from './native.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import { forgetShared } from './shared-blocks.js'
+import { retireIfDetached } from './slabs.js'
 import type { FreeOptions } from './types.js'
 
 const FREE_KEYS = ['stream', 'after'] as const
@@ -25,6 +26,9 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
     finish(block)
     return
   }
+  if (block.slab !== null && retireIfDetached(block.slab)) {
+    throw invalid('free: the slab that the array lies in was detached: its bytes are elsewhere, and its memory is kept')
+  }
   if (options?.stream !== undefined) {
     const stream = streamHandle(options.stream)
     typed(() => native().recordUse(stream, block.handle))
@@ -42,8 +46,9 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
     options.after.then(end, end)
     return
   }
-  if (!isDetached(buffer)) detach(buffer)
-  else {
+  // A slab stays: others use it.
+  if (block.slab === null && !isDetached(buffer)) detach(buffer)
+  else if (block.slab === null) {
     finish(block)
     typed(() => native().releaseWhenCollected(block.handle))
     return
@@ -62,11 +67,19 @@ function finish(block: Block): void {
   block.scope?.drop(block)
   block.scope = null
   block.owner?.forget(block)
+  if (block.slab !== null) {
+    block.slab.promoted?.delete(block.index)
+    block.slab.serials[block.index] = 0
+  }
   if (block.token !== null) forgetShared(block.token)
 }
 
 /** Ends the hold of a block that the program already counts as freed, whatever has become of its buffer. */
 function endHold(block: Block, buffer: ArrayBuffer): void {
+  if (block.slab !== null) {
+    if (!retireIfDetached(block.slab)) hot().release(block.handle)
+    return
+  }
   if (isDetached(buffer)) {
     native().releaseWhenCollected(block.handle)
     return
@@ -81,7 +94,8 @@ function endHold(block: Block, buffer: ArrayBuffer): void {
   hot().release(block.handle)
 }
 
-function checkFreeOptions(options: FreeOptions): void {
+/** Refuses what are no options of a free. */
+export function checkFreeOptions(options: FreeOptions): void {
   checkKeys('free', options, FREE_KEYS)
   const { stream, after } = options
   if (after !== undefined && typeof (after as { then?: unknown } | null)?.then !== 'function') {

@@ -1,4 +1,4 @@
-import { killArray, kindNamed, kindOfArray, makeArray, locate } from './arrays.js'
+import { killArray, kindNamed, kindOfArray, makeAnother, makeArray, locate } from './arrays.js'
 import type { Kind } from './arrays.js'
 import { Block, adopt } from './buffers.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
@@ -66,28 +66,28 @@ export function share<T>(array: UnifiedArray<T>, options: { transfer?: boolean }
 export function attach<T = TypedArray>(token: SharedToken<T>): UnifiedArray<T> {
   const { id, kind, length } = checkToken(token)
   if (id === '') {
-    const empty = new Block(0, 0, 0, null, false, 1, 0)
+    const empty = new Block(0, 0, 0, null, false, 1, 0, 0)
     return makeArray(kind, new ArrayBuffer(0), 0, empty) as unknown as UnifiedArray<T>
   }
   const present = findShared(id)
   if (present !== undefined) {
-    checkFits(kind, length, present.buffer.byteLength)
+    checkFits(kind, length, present.block.requested)
     present.block.arrays++
-    return kind.make(present.buffer, length, present.block) as unknown as UnifiedArray<T>
+    return makeAnother(kind, present.buffer, length, present.block) as unknown as UnifiedArray<T>
   }
   const buffer = typed(() => native().attachBlock(id, facts))
-  const [handle, address, usable] = facts as unknown as [number, number, number]
-  const block = new Block(handle, address, usable, null, false, 1, 0)
+  const [handle, address, usable, requested] = facts as unknown as [number, number, number, number]
+  const block = new Block(handle, address, usable, null, false, 1, 0, requested)
   block.token = id
   adopt(buffer, block)
   try {
-    checkFits(kind, length, buffer.byteLength)
+    checkFits(kind, length, requested)
   } catch (error) {
     release(block, buffer, undefined)
     throw fromNative(error)
   }
   rememberShared(id, block, buffer)
-  return kind.make(buffer, length, block) as unknown as UnifiedArray<T>
+  return makeAnother(kind, buffer, length, block) as unknown as UnifiedArray<T>
 }
 
 function checkFits(kind: Kind, length: number, bytes: number): void {

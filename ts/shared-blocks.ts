@@ -48,7 +48,8 @@ export function forgetShared(token: string): void {
 function letGo(): void {
   for (const { block, buffer: reference } of entries.values()) {
     const buffer = reference.deref()
-    if (buffer === undefined || block.freed || isDetached(buffer)) continue
+    // What lies in a slab goes with the slab, in native code.
+    if (buffer === undefined || block.slab !== null || block.freed || isDetached(buffer)) continue
     try {
       detach(buffer)
       block.freed = true

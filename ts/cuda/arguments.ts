@@ -1,5 +1,6 @@
-import { locate } from '../arrays.js'
+import { deviceAddress } from '../arrays.js'
 import { invalid, show } from '../errors.js'
+import { BACKENDS } from '../native.js'
 
 /** Arrays go as pointers; numbers need their C type said. */
 export type KernelArgument =
@@ -147,9 +148,14 @@ function sizeOf(arg: unknown, index: number): number {
 /** Writes one argument and answers its kind. */
 function write(arg: unknown, index: number, view: DataView, at: number, held: number[]): number {
   if (ArrayBuffer.isView(arg)) {
-    const { block, offset } = locate(`launch: argument ${index}`, arg)
-    if (block.handle !== 0) held.push(block.handle)
-    view.setBigUint64(at, block.handle === 0 ? 0n : BigInt(block.address + offset), true)
+    const { address, hold, backend } = deviceAddress(`launch: argument ${index}`, arg)
+    if (hold !== 0) held.push(hold)
+    else if (backend === BACKENDS.indexOf('host')) {
+      throw invalid(
+        `launch: argument ${index}: the array is on the host backend, which the GPU cannot reach; allocate it with backend 'cuda-unified'`,
+      )
+    }
+    view.setBigUint64(at, BigInt(address), true)
     return POINTER
   }
   const tag = tagOf(arg, index)

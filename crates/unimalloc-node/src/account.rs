@@ -5,115 +5,177 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::dispatch::{Backend, Policy};
 
+/// A figure that JavaScript sees as a double: exact up to 2^53.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+struct Cell(AtomicU64);
+
+impl Cell {
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Relaxed))
+    }
+
+    /// For cells that only the account's own thread writes to.
+    fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Relaxed);
+    }
+
+    /// For cells that any thread writes to.
+    fn add(&self, value: f64) {
+        self.add_within(value, f64::INFINITY);
+    }
+
+    /// Adds, unless the sum would exceed `most`.
+    fn add_within(&self, value: f64, most: f64) -> bool {
+        let sum = |bits| {
+            let sum = f64::from_bits(bits) + value;
+            (sum <= most).then(|| sum.to_bits())
+        };
+        self.0.fetch_update(Relaxed, Relaxed, sum).is_ok()
+    }
+}
+
+/// The figures of an account, which JavaScript maps: `ts/ledger.ts` has the same order. The first four any thread writes
+/// to; the others only the thread that opened the account, in native code and in JavaScript.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Cells {
+    /// Blocks that native code keeps the books of, current plus pending.
+    held_bytes: Cell,
+    pending_bytes: Cell,
+    count: Cell,
+    requested_bytes: Cell,
+    /// Blocks that a magazine handed out: JavaScript keeps the books.
+    pooled_bytes: Cell,
+    pooled_count: Cell,
+    pooled_requested_bytes: Cell,
+    peak_bytes: Cell,
+    peak_count: Cell,
+    total_bytes: Cell,
+    total_count: Cell,
+    refusals: Cell,
+    limit: Cell,
+}
+
+/// How many cells there are.
+pub const CELLS: usize = size_of::<Cells>() / size_of::<Cell>();
+
 /// The books of one allocator. Shared by every block it owns, so that a block freed late, by the garbage collector
 /// or on another thread, still settles with its owner.
 ///
-/// Invariant: `current_bytes` is the sum of the usable bytes of the blocks JavaScript still holds, `pending_bytes` of those it let
-/// go while the GPU may still use them, and `current_bytes + pending_bytes <= limit` whenever the limit was not lowered.
+/// ```text
+/// current bytes = held - pending + pooled      held + pooled <= limit
+/// ```
+///
+/// `held` is the sum of the usable bytes of the blocks that native code knows of, `pending` of those among them that JavaScript let
+/// go while the GPU may still use them, `pooled` of the blocks that a magazine handed out.
 #[derive(Debug)]
 pub struct Account {
     pub backend: Backend,
     pub policy: Policy,
     pub device: u16,
-    limit: u64,
-    /// Current plus pending bytes: what the limit bounds. One word, so that admission is one atomic step.
-    held_bytes: AtomicU64,
-    pending_bytes: AtomicU64,
-    peak_bytes: AtomicU64,
-    total_bytes: AtomicU64,
-    current_count: AtomicU64,
-    peak_count: AtomicU64,
-    total_count: AtomicU64,
-    requested_bytes: AtomicU64,
-    refusals: AtomicU64,
+    cells: Cells,
 }
 
-/// Figures of one account, in the order in which [`Figures::write`] lays them out for JavaScript.
+/// Figures of one account, in the order in which [`Account::figures`] lays them out for JavaScript.
 pub const FIGURES: usize = 10;
 
 impl Account {
-    pub fn new(backend: Backend, policy: Policy, device: u16, limit: u64) -> Self {
-        Self {
-            backend,
-            policy,
-            device,
-            limit,
-            held_bytes: AtomicU64::new(0),
-            pending_bytes: AtomicU64::new(0),
-            peak_bytes: AtomicU64::new(0),
-            total_bytes: AtomicU64::new(0),
-            current_count: AtomicU64::new(0),
-            peak_count: AtomicU64::new(0),
-            total_count: AtomicU64::new(0),
-            requested_bytes: AtomicU64::new(0),
-            refusals: AtomicU64::new(0),
-        }
+    /// `limit` is in bytes and may be infinite.
+    pub fn new(backend: Backend, policy: Policy, device: u16, limit: f64) -> Self {
+        let cells = Cells::default();
+        cells.limit.set(limit);
+        Self { backend, policy, device, cells }
+    }
+
+    /// Where JavaScript finds the cells: valid as long as the account is.
+    pub fn cells(&self) -> *mut f64 {
+        std::ptr::from_ref(&self.cells).cast_mut().cast()
     }
 
     /// Whether a block of at least `bytes` can still be admitted: spares a trip to the backend that
     /// [`admit`](Self::admit) would only undo.
     pub fn has_room(&self, bytes: u64) -> bool {
-        bytes <= self.limit.saturating_sub(self.held_bytes.load(Relaxed))
+        let cells = &self.cells;
+        cells.held_bytes.get() + cells.pooled_bytes.get() + bytes as f64 <= cells.limit.get()
     }
 
-    /// Enters a block into the books, or leaves them unchanged and answers false.
+    /// Enters a block into the books, or leaves them unchanged and answers false. For the account's own thread.
     pub fn admit(&self, usable: u64, requested: u64) -> bool {
-        let admitted = self
-            .held_bytes
-            .fetch_update(Relaxed, Relaxed, |held| held.checked_add(usable).filter(|sum| *sum <= self.limit));
-        let Ok(before) = admitted else { return false };
-        // Saturating: another thread may move bytes to pending between the two loads.
-        let current = (before + usable).saturating_sub(self.pending_bytes.load(Relaxed));
-        self.peak_bytes.fetch_max(current, Relaxed);
-        self.total_bytes.fetch_add(usable, Relaxed);
-        self.requested_bytes.fetch_add(requested, Relaxed);
-        self.total_count.fetch_add(1, Relaxed);
-        let count = self.current_count.fetch_add(1, Relaxed) + 1;
-        self.peak_count.fetch_max(count, Relaxed);
+        let cells = &self.cells;
+        let usable = usable as f64;
+        if !cells.held_bytes.add_within(usable, cells.limit.get() - cells.pooled_bytes.get()) {
+            return false;
+        }
+        cells.requested_bytes.add(requested as f64);
+        cells.count.add(1.0);
+        cells.total_bytes.set(cells.total_bytes.get() + usable);
+        cells.total_count.set(cells.total_count.get() + 1.0);
+        cells.peak_bytes.set(cells.peak_bytes.get().max(self.current_bytes()));
+        cells.peak_count.set(cells.peak_count.get().max(self.current_count()));
         true
+    }
+
+    /// Native code takes over the books of a block that a magazine handed out. For the account's own thread.
+    pub fn take_over(&self, usable: u64, requested: u64) {
+        let cells = &self.cells;
+        let (usable, requested) = (usable as f64, requested as f64);
+        cells.held_bytes.add(usable);
+        cells.requested_bytes.add(requested);
+        cells.count.add(1.0);
+        cells.pooled_bytes.set(cells.pooled_bytes.get() - usable);
+        cells.pooled_requested_bytes.set(cells.pooled_requested_bytes.get() - requested);
+        cells.pooled_count.set(cells.pooled_count.get() - 1.0);
     }
 
     /// JavaScript let the block go; it still counts against the limit until [`settle`](Self::settle).
     pub fn let_go(&self, usable: u64, requested: u64) {
-        self.pending_bytes.fetch_add(usable, Relaxed);
-        self.requested_bytes.fetch_sub(requested, Relaxed);
-        self.current_count.fetch_sub(1, Relaxed);
+        self.cells.pending_bytes.add(usable as f64);
+        self.cells.requested_bytes.add(-(requested as f64));
+        self.cells.count.add(-1.0);
     }
 
     /// The block went back to the pools.
     pub fn settle(&self, usable: u64) {
-        self.held_bytes.fetch_sub(usable, Relaxed);
-        self.pending_bytes.fetch_sub(usable, Relaxed);
+        self.cells.held_bytes.add(-(usable as f64));
+        self.cells.pending_bytes.add(-(usable as f64));
     }
 
+    /// For the account's own thread.
     pub fn count_refusal(&self) {
-        self.refusals.fetch_add(1, Relaxed);
+        self.cells.refusals.set(self.cells.refusals.get() + 1.0);
     }
 
-    /// Starts the peaks afresh from what is live now.
+    /// Starts the peaks afresh from what is live now. For the account's own thread.
     pub fn reset_peak(&self) {
-        self.peak_bytes.store(self.current_bytes(), Relaxed);
-        self.peak_count.store(self.current_count.load(Relaxed), Relaxed);
+        self.cells.peak_bytes.set(self.current_bytes());
+        self.cells.peak_count.set(self.current_count());
     }
 
-    fn current_bytes(&self) -> u64 {
-        self.held_bytes.load(Relaxed).saturating_sub(self.pending_bytes.load(Relaxed))
+    fn current_bytes(&self) -> f64 {
+        let cells = &self.cells;
+        // Not below zero: another thread may move bytes to pending between the two loads.
+        (cells.held_bytes.get() - cells.pending_bytes.get()).max(0.0) + cells.pooled_bytes.get()
+    }
+
+    fn current_count(&self) -> f64 {
+        self.cells.count.get() + self.cells.pooled_count.get()
     }
 
     /// Current, peak and total bytes; current, peak and total count; requested, pending, limit, refusals.
     pub fn figures(&self) -> [f64; FIGURES] {
-        let limit = if self.limit == u64::MAX { f64::INFINITY } else { self.limit as f64 };
+        let cells = &self.cells;
         [
-            self.current_bytes() as f64,
-            self.peak_bytes.load(Relaxed) as f64,
-            self.total_bytes.load(Relaxed) as f64,
-            self.current_count.load(Relaxed) as f64,
-            self.peak_count.load(Relaxed) as f64,
-            self.total_count.load(Relaxed) as f64,
-            self.requested_bytes.load(Relaxed) as f64,
-            self.pending_bytes.load(Relaxed) as f64,
-            limit,
-            self.refusals.load(Relaxed) as f64,
+            self.current_bytes(),
+            cells.peak_bytes.get(),
+            cells.total_bytes.get(),
+            self.current_count(),
+            cells.peak_count.get(),
+            cells.total_count.get(),
+            cells.requested_bytes.get() + cells.pooled_requested_bytes.get(),
+            cells.pending_bytes.get(),
+            cells.limit.get(),
+            cells.refusals.get(),
         ]
     }
 }

@@ -15,13 +15,13 @@ use crate::cuda::{host_access, take_up_passed, to_failure};
 use crate::dispatch::{Backend, Policy};
 use crate::failure::{failure, free_failure, reason_name};
 use crate::holds::{self, Handle};
-use crate::out;
+use crate::{magazine, out};
 
 /// Why an allocation came to nothing; `REFUSED` in `ts/native.ts` has the same.
 const REFUSED_BY_LIMIT: f64 = -1.0;
-const REFUSED_BY_BACKEND: f64 = -2.0;
-const BUFFERS_BANNED: f64 = -3.0;
-const BUFFER_REFUSED: f64 = -4.0;
+pub const REFUSED_BY_BACKEND: f64 = -2.0;
+pub const BUFFERS_BANNED: f64 = -3.0;
+pub const BUFFER_REFUSED: f64 = -4.0;
 
 /// `how` of an allocation: the placement's number, and these bits; `ts/allocator.ts` has the same.
 const PLACEMENT: u32 = 3;
@@ -31,7 +31,6 @@ const POOLED: u32 = 8;
 /// Opens an account. `limit` is in bytes and may be infinite.
 #[napi(catch_unwind)]
 pub fn open_account(backend: u32, policy: u32, device: u32, limit: f64) -> Result<u32> {
-    let limit = if limit.is_finite() { limit as u64 } else { u64::MAX };
     let device = u16::try_from(device).map_err(|_| failure("INVALID_ARGUMENT", "no such device"))?;
     Ok(account::open(Account::new(Backend::from(backend), Policy::from(policy), device, limit)))
 }
@@ -43,8 +42,19 @@ pub fn close_account(number: u32) -> Result<()> {
     Ok(())
 }
 
-fn find_account(number: u32) -> Result<Arc<Account>> {
+/// The account of that number, or the error for one that was closed.
+pub fn find_account(number: u32) -> Result<Arc<Account>> {
     account::find(number).ok_or_else(|| failure("DISPOSED", "the allocator was disposed: make a new one"))
+}
+
+/// A buffer over an account's cells; null where the runtime forbids such buffers. The account lives as long as the buffer.
+#[napi(catch_unwind, ts_return_type = "ArrayBuffer | null")]
+pub fn account_cells(env: &Env, number: u32) -> Result<Option<Unknown<'_>>> {
+    let account = find_account(number)?;
+    // SAFETY: napi-rs calls this on the environment's thread.
+    let value = unsafe { buffer::over_cells(env.raw(), account) };
+    // SAFETY: the value was made in this environment by the call above.
+    Ok(value.map(|value| unsafe { Unknown::from_raw_unchecked(env.raw(), value) }))
 }
 
 /// What an allocation is asked with.
@@ -224,6 +234,7 @@ pub fn reset_peak(number: u32) -> Result<()> {
 /// Gives free memory beyond `keep_bytes` back to the system or the driver; answers how many bytes went.
 #[napi(catch_unwind)]
 pub fn trim(backend: u32, keep_bytes: f64) -> Result<f64> {
+    magazine::note_trim();
     let keep = if keep_bytes >= usize::MAX as f64 { usize::MAX } else { keep_bytes as usize };
     Ok(Backend::from(backend).trim(keep) as f64)
 }

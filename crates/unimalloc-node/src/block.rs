@@ -9,9 +9,10 @@ use unimalloc::{AllocOptions, FreeError};
 use crate::account::Account;
 use crate::dispatch::place;
 
-/// Blocks of `alloc` and of `allocUnsafe` never share a span: a span of the second may be shown to JavaScript as a whole.
+/// Blocks of `alloc`, of `allocUnsafe` and of magazines never share a span: one of the last is shown to JavaScript as a whole.
 const GROUP_OWN: u8 = 1;
 const GROUP_POOLED: u8 = 2;
+pub const GROUP_MAGAZINE: u8 = 3;
 
 /// What JavaScript asks for.
 #[derive(Debug)]
@@ -83,16 +84,38 @@ impl Block {
             debug_assert!(freed.is_ok(), "a block that was just allocated is live");
             return Err(Refusal::Limit);
         }
-        Ok(Arc::new(Self {
-            address: ptr as usize,
+        Ok(Self::enter(account, ptr as usize, usable, wanted.bytes, false))
+    }
+
+    /// Takes over a live block that a magazine handed out, from the books that JavaScript keeps. For the account's own thread.
+    pub fn take_over(
+        account: &Arc<Account>,
+        address: usize,
+        usable: usize,
+        requested: usize,
+        used_on_gpu: bool,
+    ) -> Arc<Self> {
+        account.take_over(usable as u64, requested as u64);
+        Self::enter(account, address, usable, requested, used_on_gpu)
+    }
+
+    fn enter(
+        account: &Arc<Account>,
+        address: usize,
+        usable: usize,
+        requested: usize,
+        used_on_gpu: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            address,
             usable,
-            requested: wanted.bytes,
+            requested,
             account: Arc::clone(account),
             visible: AtomicU32::new(1),
             returned: false,
-            used_on_gpu: AtomicBool::new(false),
+            used_on_gpu: AtomicBool::new(used_on_gpu),
             token: OnceLock::new(),
-        }))
+        })
     }
 
     pub fn address(&self) -> usize {
@@ -180,9 +203,14 @@ pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
 
 /// Keeps a block for good, because something out of our sight may still use its bytes.
 pub fn quarantine(block: Arc<Block>) {
-    QUARANTINED_BLOCKS.fetch_add(1, Ordering::Relaxed);
-    QUARANTINED_BYTES.fetch_add(block.usable as u64, Ordering::Relaxed);
+    count_quarantined(1, block.usable);
     std::mem::forget(block);
+}
+
+/// Counts blocks that are kept for good.
+pub fn count_quarantined(blocks: usize, bytes: usize) {
+    QUARANTINED_BLOCKS.fetch_add(blocks as u64, Ordering::Relaxed);
+    QUARANTINED_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 /// Blocks and bytes kept for good.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use napi::sys;
 
+use crate::account::{Account, CELLS};
 use crate::block::{self, Block};
 use crate::holds::{self, Handle, Hold};
 
@@ -100,6 +101,45 @@ unsafe fn environment_is_ending(env: sys::napi_env) -> bool {
         sys::napi_get_undefined(env, &mut undefined) != sys::Status::napi_ok
             || sys::napi_strict_equals(env, undefined, undefined, &mut equal) != sys::Status::napi_ok
     }
+}
+
+/// A buffer over an account's cells, which keeps the account; none if the engine refuses.
+///
+/// # Safety
+/// `env` is the current environment, on its own thread.
+pub unsafe fn over_cells(env: sys::napi_env, account: Arc<Account>) -> Option<sys::napi_value> {
+    let cells = account.cells().cast::<c_void>();
+    let account = Arc::into_raw(account).cast_mut().cast::<c_void>();
+    let mut buffer = ptr::null_mut();
+    // SAFETY: the caller vouches for `env`; the cells are there as long as the account, which the finalizer lets go.
+    let status = unsafe {
+        sys::napi_create_external_arraybuffer(
+            env,
+            cells,
+            CELLS * size_of::<f64>(),
+            Some(let_account_go),
+            account,
+            &mut buffer,
+        )
+    };
+    if status == sys::Status::napi_ok {
+        return Some(buffer);
+    }
+    // The account stays: some engines run the finalizer on a failure and some do not. A few bytes, and no buffer can be made after this one
+    // either.
+    let (mut thrown, mut exception) = (false, ptr::null_mut());
+    // SAFETY: `env` as above.
+    unsafe {
+        if sys::napi_is_exception_pending(env, &mut thrown) == sys::Status::napi_ok && thrown {
+            sys::napi_get_and_clear_last_exception(env, &mut exception);
+        }
+    }
+    None
+}
+
+unsafe extern "C" fn let_account_go(_env: sys::napi_env, _data: *mut c_void, hint: *mut c_void) {
+    // SAFETY: the hint is what `over_cells` made of an `Arc`, and the engine calls this once.
+    drop(unsafe { Arc::from_raw(hint.cast::<Account>()) });
 }
 
 /// Detaches a buffer, for engines without `ArrayBuffer.prototype.transfer`. False if the engine refused.

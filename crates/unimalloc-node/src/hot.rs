@@ -1,8 +1,9 @@
-//! The two calls that every array makes, written against Node-API itself.
+//! The calls that arrays make all the time, written against Node-API itself.
 //!
 //! A generated wrapper with arguments costs 80 to 150 ns, most of it bookkeeping for borrows that these calls do not have; a bare
 //! callback costs 20. Results go through an array that JavaScript and native code share, since a call returns one value.
 
+use std::cell::RefCell;
 use std::ffi::{c_void, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
@@ -13,26 +14,62 @@ use napi_derive::napi;
 
 use crate::alloc::{allocate_into, release_handle, AllocateArguments, RESULTS};
 use crate::failure::failure;
+use crate::magazine::{self, Magazine};
+
+/// Bytes of the array's first part, doubles; the rest are block handles of a magazine, 32 bits each.
+const NUMBERS: usize = 64;
+const _: () = assert!(RESULTS * size_of::<f64>() <= NUMBERS);
 
 /// What the callbacks of one environment share.
-struct Shared {
+pub struct Shared {
     /// The bytes of an `ArrayBuffer` that `keep_alive` holds and that nobody detaches: JavaScript's side of it is private.
-    results: *mut f64,
+    bytes: *mut u8,
+    len: usize,
+    pub env: sys::napi_env,
+    pub magazine: RefCell<Magazine>,
 }
 
-/// Makes `[allocate, release]` for this environment. `results` gets what `allocate` answers beside the buffer: handle, address and usable bytes,
-/// or the reason for a null.
+impl Shared {
+    /// Writes what a call answers beside its value.
+    pub fn answer(&self, numbers: &[f64]) {
+        debug_assert!(size_of_val(numbers) <= NUMBERS);
+        for (at, number) in numbers.iter().enumerate() {
+            // SAFETY: the array is at least `NUMBERS` bytes long and aligned by the engine; only this thread touches it.
+            unsafe { self.bytes.cast::<f64>().add(at).write(*number) };
+        }
+    }
+
+    /// How many block handles there is room for.
+    pub fn handles(&self) -> usize {
+        (self.len - NUMBERS) / size_of::<u32>()
+    }
+
+    /// A block handle that JavaScript wrote.
+    pub fn handle(&self, at: usize) -> u32 {
+        assert!(at < self.handles());
+        // SAFETY: inside the array, see `answer`.
+        unsafe { self.bytes.add(NUMBERS).cast::<u32>().add(at).read() }
+    }
+
+    pub fn set_handle(&self, at: usize, handle: u32) {
+        assert!(at < self.handles());
+        // SAFETY: inside the array, see `answer`.
+        unsafe { self.bytes.add(NUMBERS).cast::<u32>().add(at).write(handle) };
+    }
+}
+
+/// Makes this environment's callbacks, in the order of `Hot` in `ts/hot.ts`. `results` gets what they answer beside their value.
 #[napi(
     catch_unwind,
     ts_args_type = "results: ArrayBuffer",
-    ts_return_type = "[(account: number, bytes: number, align: number, how: number) => ArrayBuffer | null, (handle: number) => void]"
+    ts_return_type = "Array<(...args: number[]) => any>"
 )]
 pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec<Unknown<'env>>> {
     let raw = env.raw();
     let (mut data, mut len) = (ptr::null_mut(), 0);
     // SAFETY: the value comes from this environment; the engine checks what it is.
     let status = unsafe { sys::napi_get_arraybuffer_info(raw, results.raw(), &mut data, &mut len) };
-    if status != sys::Status::napi_ok || len < RESULTS * size_of::<f64>() || data.is_null() {
+    if status != sys::Status::napi_ok || len < NUMBERS || data.is_null() {
         return Err(failure(
             "INVALID_ARGUMENT",
             "hotFunctions takes an ArrayBuffer with room for the results",
@@ -45,9 +82,23 @@ pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec
         return Err(failure("INVALID_ARGUMENT", "the results cannot be kept"));
     }
     // Lives as long as the callbacks, which the engine may call until the environment is gone: a few bytes for each.
-    let shared: *mut Shared = Box::into_raw(Box::new(Shared { results: data.cast() }));
-    let callbacks: [(&CStr, sys::napi_callback); 2] =
-        [(c"allocate", Some(allocate)), (c"release", Some(release))];
+    let shared: *mut Shared = Box::into_raw(Box::new(Shared {
+        bytes: data.cast(),
+        len,
+        env: raw,
+        magazine: RefCell::new(Magazine::default()),
+    }));
+    let callbacks: [(&CStr, sys::napi_callback); 9] = [
+        (c"allocate", Some(allocate)),
+        (c"release", Some(release)),
+        (c"refill", Some(refill)),
+        (c"flush", Some(flush)),
+        (c"map", Some(map)),
+        (c"unmap", Some(unmap)),
+        (c"forsake", Some(forsake)),
+        (c"promote", Some(promote)),
+        (c"freeMarked", Some(free_marked)),
+    ];
     callbacks
         .into_iter()
         .map(|(name, callback)| {
@@ -98,38 +149,70 @@ unsafe fn number(env: sys::napi_env, value: sys::napi_value) -> f64 {
     number
 }
 
-unsafe extern "C" fn allocate(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
-    // SAFETY: the engine calls this with its own arguments, and with the data that `hot_functions` gave it.
-    unsafe {
-        guarded(env, || {
-            let (values, shared) = arguments::<4>(env, info);
-            let arguments = AllocateArguments {
-                account: number(env, values[0]) as u32,
-                bytes: number(env, values[1]),
-                align: number(env, values[2]),
-                how: number(env, values[3]) as u32,
-                stream: None,
-            };
-            let (buffer, results) = allocate_into(env, &arguments)?;
-            let out = (*shared.cast::<Shared>()).results;
-            for (index, value) in results.into_iter().enumerate() {
-                out.add(index).write(value);
+/// Defines a callback: its numbers, and what it does with them. The body answers a value, or nothing.
+macro_rules! callback {
+    ($name:ident, $count:literal, |$env:ident, $shared:ident, $values:ident| $body:expr) => {
+        unsafe extern "C" fn $name($env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+            // SAFETY: the engine calls this with its own arguments, and with the data that `hot_functions` gave it, which is never freed.
+            unsafe {
+                guarded($env, || {
+                    let (values, data) = arguments::<$count>($env, info);
+                    let $values = values.map(|value| number($env, value));
+                    let $shared = &*data.cast::<Shared>();
+                    $body
+                })
             }
-            Ok(buffer)
-        })
-    }
+        }
+    };
 }
 
-unsafe extern "C" fn release(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
-    // SAFETY: as for `allocate`.
-    unsafe {
-        guarded(env, || {
-            let (values, _) = arguments::<1>(env, info);
-            release_handle(number(env, values[0]))?;
-            Ok(None)
-        })
-    }
-}
+callback!(allocate, 4, |env, shared, values| {
+    let [account, bytes, align, how] = values;
+    let arguments =
+        AllocateArguments { account: account as u32, bytes, align, how: how as u32, stream: None };
+    let (buffer, results) = allocate_into(env, &arguments)?;
+    shared.answer(&results);
+    Ok(buffer)
+});
+
+callback!(release, 1, |_env, _shared, values| {
+    release_handle(values[0])?;
+    Ok(None)
+});
+
+callback!(refill, 5, |_env, shared, values| {
+    magazine::refill(shared, values)?;
+    Ok(None)
+});
+
+callback!(flush, 1, |_env, shared, values| {
+    magazine::flush(shared, values[0] as usize)?;
+    Ok(None)
+});
+
+callback!(map, 1, |env, shared, values| magazine::map(env, ptr::from_ref(shared), values[0] as u32));
+
+callback!(unmap, 1, |env, shared, values| {
+    magazine::unmap(env, shared, values[0] as u32)?;
+    Ok(None)
+});
+
+callback!(forsake, 1, |env, shared, values| {
+    magazine::forsake(env, shared, values[0] as u32)?;
+    Ok(None)
+});
+
+callback!(promote, 3, |_env, shared, values| {
+    let [handle, account, requested] = values;
+    magazine::promote(shared, handle as u32, account as u32, requested as usize)?;
+    Ok(None)
+});
+
+callback!(free_marked, 3, |_env, shared, values| {
+    let [handle, account, requested] = values;
+    magazine::free_marked(shared, handle as u32, account as u32, requested as usize)?;
+    Ok(None)
+});
 
 /// Turns an error or a panic of the body into a JavaScript exception, and nothing into null.
 ///

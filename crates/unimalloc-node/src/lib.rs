@@ -19,6 +19,7 @@ mod dispatch;
 mod failure;
 mod holds;
 mod hot;
+mod magazine;
 mod out;
 mod share;
 mod thread_allocator;

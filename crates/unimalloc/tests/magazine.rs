@@ -137,3 +137,45 @@ fn other_groups_never_share_a_lent_span() {
         assert!(stats::<B>().reserved_bytes > 0);
     });
 }
+
+#[test]
+fn a_forsaken_span_serves_nobody_any_more() {
+    on_a_thread(|| {
+        let lent = borrow(20_000, 8);
+        let span = lent[0].0;
+        let (kept, index) = (lent[1].1, lent[2].1);
+        set(span, kept, LIVE);
+        set(span, index, LIVE);
+        assert!(magazine::give_back::<B>(span, lent[0].1));
+        free::<StandardPolicy, B>(address(span, index)).unwrap();
+        assert!(magazine::forsake::<B>(span));
+        assert!(!magazine::forsake::<B>(span));
+        // Blocks that are freed later, here or elsewhere, do not come back either.
+        free::<StandardPolicy, B>(address(span, kept)).unwrap();
+        assert_eq!(free::<StandardPolicy, B>(address(span, kept)), Err(FreeError::DoubleFree));
+        let others = borrow(20_000, 100);
+        assert!(others.iter().all(|(other, _, _)| *other != span));
+        for (other, index, _) in others {
+            assert!(magazine::give_back::<B>(other, index));
+        }
+    });
+}
+
+#[test]
+fn a_forsaken_span_is_not_adopted_when_its_thread_ends() {
+    const SIZE: usize = 40_000;
+    let base = thread::spawn(|| {
+        let (span, _, _) = borrow(SIZE, 1)[0];
+        assert!(magazine::forsake::<B>(span));
+        span.base
+    })
+    .join()
+    .unwrap();
+    on_a_thread(move || {
+        let others = borrow(SIZE, 64);
+        assert!(others.iter().all(|(other, _, _)| other.base != base));
+        for (other, index, _) in others {
+            assert!(magazine::give_back::<B>(other, index));
+        }
+    });
+}

@@ -133,3 +133,9 @@ pub fn unpin<B: ThreadSlots>(span: LentSpan) -> bool {
     }
     with_own_heap::<B, _>(|heap| heap.unpin(span.span)).unwrap_or(false)
 }
+
+/// Keeps a span for good, because something out of sight may use its bytes: no block of it is handed out again, by whatever
+/// means it is freed. False from another thread than the one that borrowed.
+pub fn forsake<B: ThreadSlots>(span: LentSpan) -> bool {
+    with_own_heap::<B, _>(|heap| heap.forsake(span.span)).unwrap_or(false)
+}

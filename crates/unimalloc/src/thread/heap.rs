@@ -139,8 +139,8 @@ impl Heap {
 
     #[cold]
     fn refill(&mut self, at: usize) -> usize {
-        self.read_inbox();
         self.limit_quarantine();
+        let mut looked = false;
         loop {
             if self.bins[at].len() > 0 {
                 return self.alloc(at); // what came back went to the cache
@@ -151,7 +151,17 @@ impl Heap {
                 }
                 continue; // the span had nothing and is parked now
             }
-            if !self.acquire(at) {
+            // Not before: by the time all listed spans are used up, those that were parked have many blocks again.
+            if !std::mem::replace(&mut looked, true) && self.inbox.has_messages() {
+                self.read_inbox();
+                // Where only a few came back, another thread is at it: running after it block by block would cost both
+                // threads more than a span that lets it get ahead.
+                let few = self.bins[at].batch() / 4;
+                if self.bins[at].len() > 0 || self.bins[at].has_free(few) {
+                    continue;
+                }
+            }
+            if !self.acquire(at) && self.bins[at].partial.is_none() {
                 return 0;
             }
         }
@@ -200,6 +210,11 @@ impl Heap {
     /// Sets a span aside until a free comes in, or drains those that came in meanwhile.
     fn park(&mut self, at: usize, span: &'static Span) {
         if span.has_remote() || !span.park() {
+            if span.remote_bits() < self.bins[at].batch() / 4 {
+                // Too few to be worth it yet; the inbox brings the span back when nothing else is left.
+                span.tell_oneself(self.inbox);
+                return self.bins[at].unlink(span);
+            }
             self.drain(span);
             if span.has_free() {
                 return;

@@ -1,0 +1,99 @@
+import type { Books } from './books.js'
+import { typed } from './errors.js'
+import { native } from './native.js'
+
+/** Places of an account's figures in the cells that native code shares with us; `account.rs` has the same order. */
+export const CELL = {
+  heldBytes: 0,
+  pendingBytes: 1,
+  count: 2,
+  pooledBytes: 4,
+  pooledCount: 5,
+  pooledRequestedBytes: 6,
+  peakBytes: 7,
+  peakCount: 8,
+  totalBytes: 9,
+  totalCount: 10,
+  limit: 12,
+} as const
+
+/** A word says whose block it is and how many of its bytes were not asked for. No block of a magazine wastes 8 KiB. */
+export const SLACK_BITS = 13
+const MOST_LEDGERS = 2 ** (32 - SLACK_BITS)
+
+/** An allocator's books over the blocks that magazines handed out. Keeps the allocator from nothing. */
+export class Ledger {
+  /** Names the ledger in the owner words of slabs. */
+  readonly owner: number
+  readonly #books: WeakRef<Books>
+  /** The allocator was collected, but blocks of it are left. */
+  abandoned = false
+
+  constructor(
+    owner: number,
+    readonly account: number,
+    readonly cells: Float64Array,
+    books: Books,
+  ) {
+    this.owner = owner
+    this.#books = new WeakRef(books)
+  }
+
+  get books(): Books | null {
+    return this.#books.deref() ?? null
+  }
+
+  /** Whether no block of a magazine is on the books. */
+  get isEmpty(): boolean {
+    return this.cells[CELL.pooledCount] === 0
+  }
+
+  /** A block comes back. `word` is its owner word. */
+  settle(block: number, word: number): void {
+    const { cells } = this
+    ;(cells[CELL.pooledBytes] as number) -= block
+    ;(cells[CELL.pooledCount] as number) -= 1
+    ;(cells[CELL.pooledRequestedBytes] as number) -= block - (word & ((1 << SLACK_BITS) - 1))
+  }
+}
+
+const ledgers: (Ledger | null)[] = []
+const vacant: number[] = []
+
+/** The ledger that an owner word names. */
+export function ledgerOf(word: number): Ledger {
+  return ledgers[word >>> SLACK_BITS] as Ledger
+}
+
+/** Opens a ledger; null where the runtime or the number of allocators forbids it. */
+export function openLedger(account: number, books: Books): Ledger | null {
+  sweep()
+  const owner = vacant.pop() ?? ledgers.length
+  const buffer = owner < MOST_LEDGERS ? typed(() => native().accountCells(account)) : null
+  if (buffer === null) {
+    if (owner < ledgers.length) vacant.push(owner)
+    return null
+  }
+  return (ledgers[owner] = new Ledger(owner, account, new Float64Array(buffer), books))
+}
+
+/** Ends a ledger with no block on it. */
+export function closeLedger(ledger: Ledger): void {
+  if (ledgers[ledger.owner] !== ledger) return
+  ledgers[ledger.owner] = null
+  vacant.push(ledger.owner)
+}
+
+let sweepAt = 64
+
+/** Ends the ledgers of collected allocators whose last block has come back. */
+function sweep(): void {
+  if (ledgers.length - vacant.length < sweepAt) return
+  for (const ledger of ledgers) {
+    if (ledger?.abandoned === true && ledger.isEmpty) {
+      closeLedger(ledger)
+      native().closeAccount(ledger.account)
+    }
+  }
+  sweepAt = Math.max(64, 2 * (ledgers.length - vacant.length))
+}

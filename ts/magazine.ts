@@ -1,0 +1,256 @@
+import type { Kind } from './arrays.js'
+import { handles as passed, hot, MOST_BLOCKS, results } from './hot.js'
+import { CELL, ledgerOf, SLACK_BITS } from './ledger.js'
+import type { Ledger } from './ledger.js'
+import { REFUSED } from './native.js'
+import {
+  dropIfEmpty,
+  GONE,
+  HELD,
+  INDEX_BITS,
+  INDEX_MASK,
+  LIVE,
+  mapSlab,
+  retireIfDetached,
+  slabOf,
+  slabs,
+} from './slabs.js'
+import type { Slab } from './slabs.js'
+import type { UnifiedArray } from './types.js'
+
+/** The largest array that comes from a magazine. */
+export const MOST_BYTES = 65536
+/** About how many bytes go to or from a magazine in one call. */
+const BATCH_BYTES = 256 * 1024
+
+const STEP_SHIFT = 8
+
+/** Size classes are eight to a doubling; with alignment 256 only their multiples of 256 are used. `geometry.rs` has the rule. */
+function blockFor(bytes: number): number {
+  const rounded = Math.ceil(bytes / 256) * 256
+  const step = 2 ** Math.max(STEP_SHIFT, 31 - Math.clz32(rounded - 1) - 3)
+  return Math.ceil(rounded / step) * step
+}
+
+/** Class by the number of 256-byte steps that the bytes take. */
+const CLASS_OF = new Uint8Array(MOST_BYTES / 256 + 1)
+/** Block size of each class. */
+const BLOCKS: number[] = []
+for (let steps = 1; steps < CLASS_OF.length; steps++) {
+  const block = blockFor(steps * 256)
+  if (BLOCKS.at(-1) !== block) BLOCKS.push(block)
+  CLASS_OF[steps] = BLOCKS.length - 1
+}
+
+/** Free blocks of one size, ready to be handed out: their words say HELD. */
+export class Stack {
+  readonly handles: Int32Array
+  length = 0
+  /** Blocks that come or go in one call. */
+  readonly batch: number
+
+  constructor(
+    readonly backend: number,
+    readonly device: number,
+    readonly placement: number,
+    readonly block: number,
+  ) {
+    this.batch = Math.max(4, Math.min(MOST_BLOCKS, Math.floor(BATCH_BYTES / block)))
+    this.handles = new Int32Array(2 * this.batch)
+  }
+
+  /** Puts a free block on top. */
+  push(handle: number): void {
+    if (this.length === this.handles.length) this.flush(this.batch)
+    this.handles[this.length++] = handle
+  }
+
+  /** Gives the `count` blocks that have been here the longest back to the allocator. */
+  flush(count: number): void {
+    const { handles } = this
+    for (let from = 0; from < count; from += MOST_BLOCKS) {
+      const batch = handles.subarray(from, Math.min(count, from + MOST_BLOCKS))
+      passed.set(batch)
+      hot().flush(batch.length)
+    }
+    handles.copyWithin(0, count, this.length)
+    this.length -= count
+  }
+
+  /** Forgets the blocks of a slab. */
+  remove(slab: Slab): void {
+    let kept = 0
+    for (let at = 0; at < this.length; at++) {
+      const handle = this.handles[at] as number
+      if (handle >>> INDEX_BITS !== slab.number) this.handles[kept++] = handle
+    }
+    this.length = kept
+  }
+
+  /** Brings a batch of blocks. Answers 0, or why there is none; {@link NATIVE} where the magazine cannot serve. */
+  refill(): number {
+    hot().refill(this.backend, this.device, this.placement, this.block, this.batch)
+    const count = results[0] as number
+    const trimmed = results[1] === 1
+    if (count <= 0) return count < 0 ? count : NATIVE
+    // Mapping a slab may come to nothing, and puts its answers where these are.
+    const batch = passed.slice(0, count)
+    let refusal = 0
+    const refused: number[] = []
+    // The allocator hands out ascending addresses; so do we, from the top.
+    for (let at = count - 1; at >= 0; at--) {
+      const handle = batch[at] as number
+      const number = handle >>> INDEX_BITS
+      const slab = slabs[number] ?? GONE
+      if (slab !== GONE) {
+        // Of a retired slab nothing is used again; it is lent no more, either.
+        if (!slab.retired) this.handles[this.length++] = handle
+      } else if (mapSlab(number, this) !== null) {
+        this.handles[this.length++] = handle
+      } else {
+        refusal = results[0] as number
+        refused.push(handle)
+      }
+    }
+    if (refused.length > 0) giveUp(refused)
+    if (trimmed) dropEmptySlabs(this)
+    return this.length > 0 ? 0 : refusal
+  }
+}
+
+/** The engine made no buffer over these blocks. */
+function giveUp(blocks: number[]): void {
+  passed.set(blocks)
+  hot().flush(blocks.length)
+  for (const number of new Set(blocks.map((handle) => handle >>> INDEX_BITS))) hot().unmap(number)
+}
+
+/** The magazine cannot serve: ask native code for an array with a buffer of its own. */
+export const NATIVE = 1
+
+/** The stacks for one kind of memory, by class. */
+export class Magazine {
+  readonly stacks: readonly Stack[]
+
+  constructor(backend: number, device: number, placement: number) {
+    this.stacks = BLOCKS.map((block) => new Stack(backend, device, placement, block))
+  }
+
+  /**
+   * An array from the stack of its class, or null where that is empty or the owner's limit is reached. Makes no native call. Throws,
+   * and has changed nothing, if the slab was detached.
+   */
+  take(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+    const stack = this.stacks[CLASS_OF[(bytes + 255) >> STEP_SHIFT] as number] as Stack
+    const top = stack.length - 1
+    if (top < 0) return null
+    const { block } = stack
+    const { cells } = ledger
+    const held = cells[CELL.heldBytes] as number
+    const pooled = (cells[CELL.pooledBytes] as number) + block
+    if (held + pooled > (cells[CELL.limit] as number)) return null
+    const handle = stack.handles[top] as number
+    const slab = slabs[handle >>> INDEX_BITS] as Slab
+    const index = handle & INDEX_MASK
+    const serial = nextSerial
+    const array = kind.make(slab.buffer, index * block, length, null, handle, serial)
+
+    stack.length = top
+    nextSerial = serial === -1 ? 1 : (serial + 1) | 0 // 0 stands for none
+    slab.words[index] = LIVE
+    slab.serials[index] = serial
+    slab.owners[index] = (ledger.owner << SLACK_BITS) | (block - bytes)
+
+    cells[CELL.pooledBytes] = pooled
+    const current = held + pooled - (cells[CELL.pendingBytes] as number)
+    if (current > (cells[CELL.peakBytes] as number)) cells[CELL.peakBytes] = current
+    const count = (cells[CELL.pooledCount] as number) + 1
+    cells[CELL.pooledCount] = count
+    const currentCount = count + (cells[CELL.count] as number)
+    if (currentCount > (cells[CELL.peakCount] as number)) cells[CELL.peakCount] = currentCount
+    ;(cells[CELL.pooledRequestedBytes] as number) += bytes
+    ;(cells[CELL.totalBytes] as number) += block
+    ;(cells[CELL.totalCount] as number) += 1
+    return array
+  }
+
+  /** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
+  obtain(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | number {
+    const stack = this.stacks[CLASS_OF[(bytes + 255) >> STEP_SHIFT] as number] as Stack
+    for (;;) {
+      if (stack.length === 0) {
+        const refusal = stack.refill()
+        if (refusal !== 0) return refusal
+      }
+      try {
+        return this.take(ledger, kind, length, bytes) ?? REFUSED.byLimit
+      } catch (error) {
+        if (!retireIfDetached(slabOf(stack.handles[stack.length - 1] as number))) throw error
+      }
+    }
+  }
+
+  /** Frees every block that is on a ledger and that the magazine handed out. */
+  freeAll(ledger: Ledger): void {
+    for (const slab of slabs) {
+      if (slab.retired || !this.stacks.includes(slab.stack as Stack)) continue
+      for (let index = 0; index < slab.words.length; index++) {
+        const mine = (slab.owners[index] as number) >>> SLACK_BITS === ledger.owner
+        if (mine && slab.isLive(index) && slab.promoted?.has(index) !== true) freeBlock(slab, index)
+      }
+    }
+  }
+}
+
+/** Number of the next array; never 0. */
+let nextSerial = 1
+
+/** Frees a live block that the magazine handed out and that native code has not taken over. */
+export function freeBlock(slab: Slab, index: number): void {
+  const word = slab.owners[index] as number
+  const ledger = ledgerOf(word)
+  const handle = (slab.number << INDEX_BITS) | index
+  if (slab.words[index] !== LIVE) {
+    // Work on a stream was given the block, and may still use it.
+    slab.serials[index] = 0
+    hot().freeMarked(handle, ledger.account, slab.requested(index))
+    return
+  }
+  slab.words[index] = HELD
+  ledger.settle(slab.block, word)
+  ;(slab.stack as Stack).push(handle)
+}
+
+/**
+ * Frees the block of an array by the short way: of a magazine, live, known to nobody else, and its slab in place. False if that
+ * is not so, and nothing was done.
+ */
+export function giveBack(handle: number, serial: number): boolean {
+  const slab = slabs[handle >>> INDEX_BITS] as Slab
+  const index = handle & INDEX_MASK
+  if (slab.words[index] !== LIVE || slab.serials[index] !== serial) return false
+  slab.words[index] = HELD
+  const word = slab.owners[index] as number
+  ledgerOf(word).settle(slab.block, word)
+  ;(slab.stack as Stack).push(handle)
+  return true
+}
+
+const magazines = new Map<number, Magazine>()
+
+/** This thread's magazine for memory of a kind. */
+export function magazineFor(backend: number, device: number, placement: number): Magazine {
+  const key = (device * 2 + backend) * 4 + placement
+  let magazine = magazines.get(key)
+  if (magazine === undefined) magazines.set(key, (magazine = new Magazine(backend, device, placement)))
+  return magazine
+}
+
+/** Gives every free block back and lets empty slabs go: somebody needs the memory. */
+export function dropEmptySlabs(but: Stack | null = null): void {
+  for (const { stacks } of magazines.values()) {
+    for (const stack of stacks) if (stack !== but && stack.length > 0) stack.flush(stack.length)
+  }
+  for (const slab of slabs) if (slab.stack !== null && slab.stack !== but) dropIfEmpty(slab)
+}
+

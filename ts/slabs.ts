@@ -1,0 +1,146 @@
+import { adopt, Block, detach, isDetached } from './buffers.js'
+import { typed, UnimallocError } from './errors.js'
+import { hot, results } from './hot.js'
+import { ledgerOf, SLACK_BITS } from './ledger.js'
+import type { Stack } from './magazine.js'
+import { DEFAULT_ALIGNMENT } from './options.js'
+
+/** A block's handle is its slab's number and its index there; `magazine.rs` has the same. */
+export const INDEX_BITS = 12
+export const INDEX_MASK = (1 << INDEX_BITS) - 1
+
+/** Slot words: the upper byte is the state, the lower one has flags, with which a block is no longer the magazine's alone. */
+export const LIVE = 0xff00
+export const HELD = 0xfa00
+const STATE = 0xff00
+const TRACKED = 0x04
+
+/** A span of equal blocks: one `ArrayBuffer` over all of them, and the slot words that native code and we both see. */
+export class Slab {
+  /** Blocks whose books native code keeps, by index. */
+  promoted: Map<number, Block> | null = null
+  /** Somebody else has detached the buffer: its bytes live on elsewhere, so that none of its blocks is used again. */
+  retired = false
+  /** By block: whose it is, and how many of its bytes were not asked for. Of the latest array over it. */
+  readonly owners: Uint32Array
+  /** By block: the serial number of the latest array over it; 0 once it was freed by other ways than the magazine's. */
+  readonly serials: Int32Array
+
+  constructor(
+    readonly number: number,
+    /** Where the blocks are kept while they are free; null in {@link GONE}. */
+    readonly stack: Stack | null,
+    readonly buffer: ArrayBuffer,
+    readonly words: Uint16Array,
+    readonly base: number,
+    readonly block: number,
+    capacity: number,
+  ) {
+    this.owners = new Uint32Array(capacity)
+    this.serials = new Int32Array(capacity)
+  }
+
+  /** Whether the block is handed out. */
+  isLive(index: number): boolean {
+    return ((this.words[index] as number) & STATE) === LIVE
+  }
+
+  /** Whether native code keeps the block's books. */
+  isTracked(index: number): boolean {
+    return ((this.words[index] as number) & TRACKED) !== 0
+  }
+
+  /** Whether the array with that serial number is (still) the one over the block. */
+  isCurrent(index: number, serial: number): boolean {
+    return this.serials[index] === serial && (this.retired || this.isLive(index))
+  }
+
+  address(index: number): number {
+    return this.base + index * this.block
+  }
+
+  requested(index: number): number {
+    return this.block - ((this.owners[index] as number) & ((1 << SLACK_BITS) - 1))
+  }
+}
+
+/** Stands for every slab that is no longer there: no block of it is live. */
+export const GONE = new Slab(-1, null, new ArrayBuffer(0), new Uint16Array(0), 0, 1, 0)
+
+/** The slabs of this thread by number. */
+export const slabs: Slab[] = []
+
+/** The slab that a block's handle names. */
+export function slabOf(handle: number): Slab {
+  return slabs[handle >>> INDEX_BITS] ?? GONE
+}
+
+/** Maps a span for the first time. Null with the reason in `results` if the engine refuses. */
+export function mapSlab(number: number, stack: Stack): Slab | null {
+  const pair = hot().map(number)
+  if (pair === null) return null
+  const [buffer, words] = pair
+  const [base, block, capacity] = results as unknown as [number, number, number]
+  const slab = new Slab(number, stack, buffer, new Uint16Array(words), base, block, capacity)
+  adopt(buffer, slab)
+  // Numbers are given in order, but for those that are used again: the array stays dense.
+  while (slabs.length < number) slabs.push(GONE)
+  return (slabs[number] = slab)
+}
+
+/** Lets a slab go if no block of it is used or held; its memory then is the allocator's to give back. */
+export function dropIfEmpty(slab: Slab): void {
+  if (slab.retired || slab.words.some((word) => (word & STATE) === LIVE || word === HELD)) return
+  if (retireIfDetached(slab)) return
+  try {
+    detach(slab.buffer)
+  } catch (error) {
+    // Not to be detached, by the program's own word: then it stays.
+    if (error instanceof UnimallocError) return
+    throw error
+  }
+  hot().unmap(slab.number)
+  slabs[slab.number] = GONE
+  try {
+    detach(slab.words.buffer as ArrayBuffer)
+  } catch {
+    // Slot words are never unmapped.
+  }
+}
+
+/** If somebody has taken a slab's bytes away, keeps its memory for good; whatever was on it is off its owner's books. */
+export function retireIfDetached(slab: Slab): boolean {
+  if (slab.retired) return true
+  if (slab.stack === null || !isDetached(slab.buffer)) return false
+  slab.retired = true
+  slab.stack.remove(slab)
+  const { words } = slab
+  for (let index = 0; index < words.length; index++) {
+    const word = words[index] as number
+    if ((word & STATE) !== LIVE || (word & TRACKED) !== 0) continue
+    const owner = slab.owners[index] as number
+    ledgerOf(owner).settle(slab.block, owner)
+    words[index] = HELD
+  }
+  typed(() => hot().forsake(slab.number))
+  return true
+}
+
+/** The live block as one of which native code keeps the books: it can be shared, be in a scope, and wait for something. */
+export function promote(slab: Slab, index: number): Block {
+  const known = slab.promoted?.get(index)
+  if (known !== undefined) return known
+  const word = slab.owners[index] as number
+  const ledger = ledgerOf(word)
+  const requested = slab.requested(index)
+  typed(() => hot().promote((slab.number << INDEX_BITS) | index, ledger.account, requested))
+  const { placement } = slab.stack as Stack
+  const { books } = ledger
+  const hold = results[0] as number
+  const block = new Block(hold, slab.address(index), slab.block, books, true, DEFAULT_ALIGNMENT, placement, requested)
+  block.slab = slab
+  block.index = index
+  ;(slab.promoted ??= new Map()).set(index, block)
+  books?.enter(block, slab.buffer)
+  return block
+}
