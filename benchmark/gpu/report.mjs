@@ -33,10 +33,9 @@ function addCupy() {
   add('pair', 'CuPy managed pool', (name) => pairs.get(name))
   add('threads', 'CuPy managed pool', (name) => cupy.threads[name.split(' ')[0]])
   add('random', 'CuPy managed pool', () => cupy.random.ns)
-  const launches = bySize(Object.fromEntries(Object.entries(cupy.launch_us)))
-  const launchRow = (name) => launches.get(name) ?? launches.get(name === '1024 KiB' ? '1 MiB' : name)
-  add('launch', 'CuPy, kept array', (name) => launchRow(name)?.kept)
-  add('launch', 'CuPy managed pool', (name) => launchRow(name)?.temporary)
+  const launches = bySize(cupy.launch_us)
+  add('launch', 'CuPy, kept array', (name) => launches.get(name)?.kept)
+  add('launch', 'CuPy managed pool', (name) => launches.get(name)?.temporary)
   results.workloads
     .find(({ name }) => name === 'random')
     ?.notes.push(`CuPy's pool held ${Math.round(cupy.random.held_bytes / 2 ** 20)} MiB`)

@@ -70,6 +70,16 @@ pub fn round_trip(bench: &mut Bench) -> Result<Vec<Workload>, String> {
         },
     );
     table.row("cuMemAllocManaged", &[Some(on_kept), Some(each_time)]);
+    let alone = alloc_in(PAGE, Placement::Device);
+    let wait = || {
+        bench.kernels.add(&bench.gpu.stream, pointer(alone), PAGE);
+        bench.gpu.stream.synchronize().expect("a wait");
+    };
+    (0..30).for_each(|_| wait());
+    let floor = microseconds(300, || (), |()| wait());
+    free(alone);
+    table.row("a kernel and its wait alone", &[Some(floor), None]);
+    table.note("the driver pins a page on the host once it has gone back and forth some rounds: 'block kept' shows what comes after");
     for (name, on_kept, each_time) in measured.into_iter().take(2) {
         bench.results.at_most(format!("small round trip, {name}, block kept, µs"), on_kept, 15.0, 11.0);
         bench.results.at_most(

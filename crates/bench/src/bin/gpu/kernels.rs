@@ -6,6 +6,7 @@ use unimalloc::cuda::{CompileOptions, Kernel, KernelArg, LaunchConfig, Module, S
 use unimalloc::Placement;
 
 use crate::measure::{in_turns, median, microseconds};
+use crate::pairs::name;
 use crate::peers::{alloc, alloc_on, free, give_all_back, KIB, MIB};
 use crate::results::Workload;
 use crate::Bench;
@@ -143,8 +144,8 @@ pub fn alloc_launch_free(bench: &mut Bench) -> Result<Vec<Workload>, String> {
             },
         );
         values.push(Some(driven / f64::from(few)));
-        table.row(format!("{} KiB", size / KIB), &values);
-        let what = format!("alloc + launch + free of {} KiB against a launch on a kept block", size / KIB);
+        table.row(name(size), &values);
+        let what = format!("alloc + launch + free of {} against a launch on a kept block", name(size));
         results.at_most(&what, median(&mut ratios), 1.1, 1.02);
         results.at_most(what + ", on the stream", median(&mut ordered_ratios), 1.1, 1.02);
         free(kept);

@@ -74,7 +74,8 @@ fn run() -> Result<(), String> {
         return Ok(());
     }
     peers::limit(peers::BESIDE_OTHERS);
-    let results = Results::new(&format!("gpu {}", arguments.join(" ")), commit)?;
+    let command: String = only.iter().map(|name| format!(" --only {name}")).collect();
+    let results = Results::new(&format!("gpu{command}"), commit)?;
     let mut bench = Bench { gpu: peers::Gpu::new()?, kernels: kernels::Kernels::new()?, results };
     for (name, workload) in WORKLOADS {
         if !only.is_empty() && !only.iter().any(|only| only == name) {

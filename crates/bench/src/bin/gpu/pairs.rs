@@ -18,7 +18,7 @@ use crate::Bench;
 const ROUND: Duration = Duration::from_millis(3);
 const SLOW_ROUND: Duration = Duration::from_millis(20);
 
-fn name(size: usize) -> String {
+pub fn name(size: usize) -> String {
     match size {
         size if size >= MIB => format!("{} MiB", size / MIB),
         size if size >= KIB => format!("{} KiB", size / KIB),
@@ -92,7 +92,7 @@ pub fn resident(bench: &mut Bench) -> Result<Vec<Workload>, String> {
             blocks.drain(..).for_each(free);
         };
         give_all_back();
-        for round in 0..10 {
+        for round in 0..16 {
             for (side, times) in times.iter_mut().enumerate() {
                 if side == 0 && round > 0 {
                     continue; // fresh memory is there once
