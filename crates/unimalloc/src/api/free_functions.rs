@@ -6,6 +6,7 @@ use crate::cuda::Stream;
 use crate::error::{set_last_error, AllocError, FreeError};
 use crate::meta::geometry::{shared_class_for, GRANULE};
 use crate::meta::slot;
+use crate::meta::span::{Remote, Span};
 use crate::placement::{Place, Placement};
 use crate::policy::{redzone, AllocPolicy, Policy, StandardPolicy};
 use crate::pool::{span_of, HasSegmentPool, Home, Urgency};
@@ -106,6 +107,32 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
         });
         if freed {
             return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        return unsafe { free_elsewhere::<B>(span, ptr) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { free_slow::<B>(ptr, None) }.map(|_| ())
+}
+
+/// Frees a block that the hot path could not. The usual one is Standard, unmarked and another thread's, and takes a short
+/// way: what [`release`] does besides does not concern it.
+///
+/// # Safety
+/// As [`thread_free`].
+#[inline(never)]
+unsafe fn free_elsewhere<B: ThreadSlots>(span: &'static Span, ptr: *mut u8) -> Result<(), FreeError> {
+    let home = Home::of::<B>();
+    let owner = span.owner();
+    // A heap owns only spans of Standard blocks that share them.
+    if owner != 0 && home.owns(span) && !fork::forked() && B::with_slots(|slots| slots.is_foreign(owner)) {
+        if let Some((index, slot)) = span.slot_at(ptr as usize) {
+            if slot.load(Relaxed) == slot::LIVE {
+                if let Remote::Orphan = span.free_remote(index, slot::LIVE)? {
+                    home.visit_orphan(span);
+                }
+                return Ok(());
+            }
         }
     }
     // SAFETY: the caller's promise.

@@ -119,7 +119,7 @@ pub(crate) struct Broken;
 pub(crate) enum Remote {
     /// The keeper will see it.
     Done,
-    /// The span is an orphan: the caller should [claim](Span::claim_orphan) it and look whether it is empty.
+    /// The span is an orphan and may be empty now: the caller should [claim](Span::claim_orphan) it and look.
     Orphan,
 }
 
@@ -414,6 +414,10 @@ impl Span {
         self.free_head.load(Relaxed) != slot::END || self.fresh.load(Relaxed) < self.capacity()
     }
 
+    pub(crate) fn free_blocks(&self) -> usize {
+        usize::from(self.capacity().saturating_sub(self.used.load(Relaxed)))
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.used.load(Relaxed) == 0
     }
@@ -527,9 +531,16 @@ impl Span {
                 }
                 Ok(Remote::Done)
             }
-            ORPHAN => Ok(Remote::Orphan),
+            // Visiting takes a lock, so only the free after which no block is used does: among racing ones, the last
+            // sees the bits of all. Nobody changes `used` of an orphan without claiming it.
+            ORPHAN if self.remote_bits() >= usize::from(self.used.load(Relaxed)) => Ok(Remote::Orphan),
             _ => Ok(Remote::Done),
         }
+    }
+
+    /// Remote frees to take up.
+    pub(crate) fn remote_bits(&self) -> usize {
+        self.remote.iter().map(|word| word.load(SeqCst).count_ones() as usize).sum()
     }
 
     pub(crate) fn has_remote(&self) -> bool {
@@ -573,6 +584,21 @@ impl Span {
         refused
     }
 
+    /// As [`drain`](Self::drain), straight to the free list of a span without tags.
+    pub(crate) fn drain_to_list(&self) -> usize {
+        debug_assert!(!self.is_coded());
+        let mut head = self.free_head.load(Relaxed);
+        let mut count = 0;
+        let refused = self.drain(|index| {
+            self.slots[usize::from(index)].store(head, Relaxed);
+            head = index;
+            count += 1;
+        });
+        self.free_head.store(head, Relaxed);
+        self.used.store(self.used.load(Relaxed) - count, Relaxed);
+        refused
+    }
+
     // ---- state ----
 
     /// The keeper parks the span. False if remote frees came in meanwhile and it should drain instead.
@@ -585,6 +611,12 @@ impl Span {
         // If someone told us meanwhile, the message is still under way and will be ignored.
         self.state.swap(ACTIVE, AcqRel);
         false
+    }
+
+    /// The keeper parks a span that has remote frees already, with the message that one of them would send.
+    pub(crate) fn tell_oneself(&self, inbox: &Inbox) {
+        self.state.store(TOLD, Release);
+        inbox.tell(self.inbox_index());
     }
 
     pub(crate) fn state(&self) -> u8 {

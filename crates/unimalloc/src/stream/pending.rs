@@ -28,7 +28,7 @@ use Ordering::{AcqRel, Relaxed};
 
 /// A batch closes by itself at this many blocks, or this many bytes.
 const BATCH_BLOCKS: usize = 64;
-const BATCH_BYTES: usize = 16 << 20;
+const BATCH_BYTES: usize = 8 << 20;
 /// Somebody who needs memory closes a batch from this many blocks on, if none is on its way, or one that so many have
 /// looked at: an event costs about a microsecond, and so does asking for it.
 const WORTH_CLOSING: usize = 32;

@@ -102,6 +102,20 @@ impl Bin {
         self.len -= count as u32;
     }
 
+    /// Whether the listed spans have this many free blocks, and one in any case.
+    pub fn has_free(&self, count: usize) -> bool {
+        let mut free = 0;
+        let mut at = self.partial;
+        while let Some(span) = at {
+            free += span.free_blocks();
+            if free >= count.max(1) {
+                return true;
+            }
+            at = span.next();
+        }
+        false
+    }
+
     pub fn link(&mut self, span: &'static Span) {
         span.link_before(self.partial);
         self.partial = Some(span);

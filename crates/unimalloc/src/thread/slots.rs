@@ -94,6 +94,15 @@ impl Slots {
         unsafe { self.hot.get().as_mut() }
     }
 
+    /// Whether a heap with this number is certainly not this thread's plain one.
+    pub(crate) fn is_foreign(&self, id: u64) -> bool {
+        // SAFETY: only the number is read, and the reference ends here.
+        match unsafe { self.hot() } {
+            Some(heap) => heap.id() != id,
+            None => self.state.get().is_null(),
+        }
+    }
+
     /// Takes the heap of a cell from the hot path while a slow path uses it.
     pub(super) fn suspend(&self, cell: *const HeapCell) {
         if ptr::eq(self.fast[0].get(), cell) {
