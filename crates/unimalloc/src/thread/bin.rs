@@ -27,10 +27,10 @@ pub(super) struct Bin {
 /// A cache holds up to this many bytes of blocks, but at least two blocks and at most `MAX_CACHED`.
 const CACHE_BYTES: usize = 128 << 10;
 const MAX_CACHED: usize = 128;
-/// Blocks that have a span of their own: up to this many bytes, but at least one and at most eight. As many are freed at
+/// Blocks that have a span of their own: up to this many bytes, but at least one and at most so many. Half as many are freed at
 /// once where they waited for the GPU.
-const LARGE_BYTES: usize = 8 << 20;
-const MAX_LARGE: usize = 8;
+const LARGE_BYTES: usize = 16 << 20;
+const MAX_LARGE: usize = 16;
 
 impl Bin {
     /// Without a cache (`cached` false) every allocation goes to a span's free list, and verifies it.
