@@ -51,27 +51,27 @@ impl Fence {
         let _entered = Entered::relaxed(driver, stream.context()).map_err(|code| {
             stream.answer(what, code).err().unwrap_or_else(|| CudaError::driver(code, what))
         })?;
-        let mut capturing = 0;
+        let (handle, mut capturing) = (stream.raw_for_fences(), 0);
         // SAFETY: the stream is alive, and the driver writes one integer.
-        stream.answer(what, unsafe { (entries.cuStreamIsCapturing)(stream.raw(), &mut capturing) })?;
+        stream.answer(what, unsafe { (entries.cuStreamIsCapturing)(handle, &mut capturing) })?;
         if capturing != 0 {
             return Ok(None);
         }
         let device = stream.device_ref();
         let spare = device.is_own_context(stream.context()).then(|| take_spare(device.index)).flatten();
-        let handle = match spare {
-            Some(handle) => handle,
+        let event = match spare {
+            Some(event) => event,
             None => {
-                let mut handle = ptr::null_mut();
+                let mut event = ptr::null_mut();
                 // SAFETY: a context is current, and the driver writes one handle.
-                stream.answer(what, unsafe { (entries.cuEventCreate)(&mut handle, UNTIMED) })?;
-                handle
+                stream.answer(what, unsafe { (entries.cuEventCreate)(&mut event, UNTIMED) })?;
+                event
             }
         };
         // From here on a failure drops the fence.
-        let fence = Self { handle, device, context: stream.context() };
+        let fence = Self { handle: event, device, context: stream.context() };
         // SAFETY: the event is of the stream's own context, and nothing waits for what it marked before.
-        stream.answer(what, unsafe { (entries.cuEventRecord)(handle, stream.raw()) })?;
+        stream.answer(what, unsafe { (entries.cuEventRecord)(event, handle) })?;
         Ok(Some(fence))
     }
 

@@ -16,6 +16,10 @@ use super::event::Event;
 const NON_BLOCKING: c_uint = 1;
 /// Handles that stand for the legacy and the per-thread default stream of whichever context is current.
 const SPECIAL_HANDLES: std::ops::RangeInclusive<u64> = 0..=2;
+/// `CU_STREAM_LEGACY`: work in it comes after all that the context's blocking streams were given before.
+const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`: on each thread it means another stream, a blocking one.
+const PER_THREAD: usize = 2;
 /// Below this a prefetch cannot exhaust a device, so asking what is free would only cost time.
 const CAPPED_FROM: usize = 16 << 20;
 
@@ -388,6 +392,20 @@ impl Stream {
         self.inner.handle
     }
 
+    /// Whether the handle means another stream on each thread.
+    pub(crate) fn is_per_thread(&self) -> bool {
+        self.inner.is_per_thread()
+    }
+
+    /// The stream that, on any thread, has passed an event recorded now only when this one has passed its work.
+    pub(super) fn raw_for_fences(&self) -> CUstream {
+        if self.is_per_thread() {
+            ptr::without_provenance_mut(LEGACY)
+        } else {
+            self.raw()
+        }
+    }
+
     pub(crate) fn context(&self) -> CUcontext {
         self.inner.context
     }
@@ -426,6 +444,12 @@ pub(crate) fn host_location() -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST, id: 0 }
 }
 
+impl Inner {
+    fn is_per_thread(&self) -> bool {
+        self.handle.addr() == PER_THREAD
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         let Some(driver) = driver::running() else { return };
@@ -435,8 +459,13 @@ impl Drop for Inner {
                 // The one call upwards: what waits for this stream cannot ask it later.
                 crate::stream::farewell(track, || match Entered::into(driver, self.context) {
                     Ok(_entered) => {
-                        // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
-                        let code = unsafe { (driver.entries.cuStreamSynchronize)(self.handle) };
+                        let code = if self.is_per_thread() {
+                            // SAFETY: a context is current. Which threads' streams were used is not known.
+                            unsafe { (driver.entries.cuCtxSynchronize)() }
+                        } else {
+                            // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
+                            unsafe { (driver.entries.cuStreamSynchronize)(self.handle) }
+                        };
                         device::check(code).map_err(|code| CudaError::driver(code, "waiting for a stream"))
                     }
                     Err(code) => Err(CudaError::driver(code, "waiting for a stream")),
