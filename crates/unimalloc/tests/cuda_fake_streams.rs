@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::HashSet;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,9 @@ use common::{alloc, free};
 use fake_cuda::{Build, Loaded};
 use unimalloc::cuda::{CompileOptions, KernelArg, LaunchConfig, Module, PrefetchTo, Stream};
 use unimalloc::{
-    alloc_on_stream, alloc_with, is_cuda_available, last_error, pending_stats, record_use, stats, trim,
-    AllocError, AllocOptions, CudaUnifiedBackend, FreeError, Place, Placement, SecurePolicy, StandardPolicy,
+    alloc_on_stream, alloc_with, free_notify, is_cuda_available, last_error, pending_stats, record_use,
+    stats, take_up_pending, trim, AllocError, AllocOptions, CudaUnifiedBackend, FreeError, Freed, Notify,
+    Place, Placement, SecurePolicy, StandardPolicy,
 };
 
 type B = CudaUnifiedBackend;
@@ -333,6 +335,47 @@ in_child!(the_same_stream_may_have_a_block_back_at_once, [], |gpu| {
         elsewhere.into_iter().for_each(free_block);
         stream.synchronize().unwrap();
     }
+});
+
+in_child!(who_freed_a_block_hears_of_it_also_where_it_is_reused_at_once, [], |gpu| {
+    static TOLD: AtomicUsize = AtomicUsize::new(0);
+    let stream = Stream::new(0).unwrap();
+    let on_stream = || alloc_on_stream::<StandardPolicy, B>(SIZE, 256, &DEVICE, &stream);
+    let used = on_stream();
+    gpu.spin(&stream, 100);
+    gpu.write(&stream, used, 1);
+    let call = |tag, bytes| {
+        assert!(bytes >= SIZE);
+        TOLD.fetch_add(tag as usize, Relaxed);
+    };
+    // SAFETY: only the stream uses the block.
+    let freed = unsafe { free_notify::<B>(used, Notify { call, tag: 5 }) };
+    assert_eq!((freed, TOLD.load(Relaxed)), (Ok(Freed::Pending), 0));
+    assert_eq!(on_stream(), used);
+    assert_eq!(TOLD.load(Relaxed), 5, "whoever freed it waits for ever");
+    free_block(used);
+    stream.synchronize().unwrap();
+    take_up();
+    assert_eq!(TOLD.load(Relaxed), 5, "told once");
+});
+
+in_child!(another_thread_sees_no_end_of_work_on_a_per_thread_default_stream, [], |gpu| {
+    // SAFETY: the driver's handle of the calling thread's default stream.
+    let stream = unsafe { Stream::from_raw(2) }.unwrap();
+    let used = block();
+    gpu.spin(&stream, 300);
+    gpu.write(&stream, used, 1);
+    let address = used as usize;
+    thread::scope(|scope| {
+        // There the handle means another stream, which has nothing to do.
+        scope.spawn(move || {
+            free_block(address as *mut u8);
+            while !take_up_pending(false) && pending_stats().blocks > 0 {
+                thread::yield_now();
+            }
+        });
+    });
+    assert!(stream.query().unwrap(), "taken up while the kernel was running");
 });
 
 in_child!(secure_blocks_are_poisoned_only_after_the_gpu_is_done, [], |gpu| {

@@ -45,8 +45,8 @@ struct Pending {
     notify: Option<Notify>,
 }
 
-/// Called with `tag` and the block's bytes when a pending block has passed and is free, on whatever thread took it up;
-/// never for one that is lost with its context. It must not block or call the allocator.
+/// Called with `tag` and the block's bytes when a pending block has passed and is free, or was handed out again to its
+/// stream, on whatever thread took it up; never for one that is lost with its context. It must not block or call the allocator.
 #[derive(Debug, Clone, Copy)]
 pub struct Notify {
     /// What to call.
@@ -195,12 +195,23 @@ fn enqueue(mark: u64, block: Pending) -> bool {
 /// on it comes after the earlier. Its slot word becomes live and marked again.
 pub(crate) fn reuse_on(
     stream: &Stream,
-    mut fits: impl FnMut(&'static Span) -> bool,
+    fits: impl FnMut(&'static Span) -> bool,
 ) -> Option<(&'static Span, u16)> {
+    // "Later work on it" may be another thread's otherwise, and that is another stream.
+    let mark = Some(stream.track()).filter(|mark| *mark != 0 && !stream.is_per_thread())?;
+    let block = take_back(tracks::find(mark)?, mark, fits)?;
+    renew(block.span, block.index, mark);
+    block.span.set_state(block.index, slot::LIVE | slot::MARKED);
+    if let Some(Notify { call, tag }) = block.notify {
+        call(tag, block.span.block());
+    }
+    Some((block.span, block.index))
+}
+
+/// Takes a block that `fits` and waits for no other stream out of a stream's queue.
+fn take_back(track: &Track, mark: u64, mut fits: impl FnMut(&'static Span) -> bool) -> Option<Pending> {
     /// Blocks to look at, the latest first.
     const LOOK_AT: usize = 64;
-    let mark = stream.track();
-    let track = tracks::find(mark).filter(|_| mark != 0)?;
     let mut queue = lock(&track.queue);
     if queue.mark != mark {
         return None;
@@ -216,9 +227,7 @@ pub(crate) fn reuse_on(
                 let block = batch.blocks.swap_remove(at);
                 batch.bytes -= block.span.block();
                 track.uncount(1, block.span.block());
-                renew(block.span, block.index, mark);
-                block.span.set_state(block.index, slot::LIVE | slot::MARKED);
-                return Some((block.span, block.index));
+                return Some(block);
             }
             looked_at += 1;
             if looked_at == LOOK_AT {
