@@ -41,6 +41,15 @@ fn in_child(child: impl FnOnce() -> Vec<u8>) {
     }
 }
 
+/// Ends the threads of a test, also when it fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Numbers of the checks that fail.
 struct Checks(Vec<u8>);
 
@@ -157,12 +166,12 @@ fn a_child_does_not_wait_for_a_lock_that_another_thread_held() {
                 }
             });
         }
+        let _stop = Stop(&stop);
         let blocks = a_few_blocks();
         let mut handle = ThreadAllocator::<B>::new();
         for _ in 0..100 {
             in_child(|| call_everything(&blocks, &mut handle));
         }
-        stop.store(true, Relaxed);
         free_all(blocks);
     });
 }
