@@ -179,3 +179,55 @@ fn a_forsaken_span_is_not_adopted_when_its_thread_ends() {
         }
     });
 }
+
+#[test]
+fn a_forsaken_span_cannot_be_unpinned_back_into_use() {
+    on_a_thread(|| {
+        let lent = borrow(50_000, 4);
+        let span = lent[0].0;
+        for &(span, index, _) in &lent {
+            assert!(magazine::give_back::<B>(span, index));
+        }
+        assert!(magazine::forsake::<B>(span));
+        assert!(!magazine::unpin::<B>(span));
+        let others = borrow(50_000, 20);
+        assert!(others.iter().all(|(other, _, _)| *other != span));
+        for (other, index, _) in others {
+            assert!(magazine::give_back::<B>(other, index));
+        }
+    });
+}
+
+#[test]
+fn a_span_that_was_let_go_names_none_that_came_after_it() {
+    on_a_thread(|| {
+        let (old, index, _) = borrow(140_000, 1)[0];
+        assert!(magazine::give_back::<B>(old, index));
+        assert!(magazine::unpin::<B>(old));
+        trim::<B>(usize::MAX); // the span goes back to its segment, and its descriptor is used again
+        let lent = borrow(131_000, 100);
+        for index in 0..old.capacity as u16 {
+            assert!(!magazine::give_back::<B>(old, index));
+            assert!(!magazine::free_unflagged::<B>(old, index));
+        }
+        assert!(!magazine::unpin::<B>(old));
+        assert!(!magazine::forsake::<B>(old));
+        for (span, index, _) in lent {
+            assert!(magazine::give_back::<B>(span, index));
+        }
+    });
+}
+
+#[test]
+fn the_last_free_block_of_a_lent_span_is_lent_before_another_span_is_cut() {
+    on_a_thread(|| {
+        let span = borrow(300_000, 1)[0].0;
+        let rest = borrow(300_000, span.capacity - 1);
+        assert!(rest.iter().all(|(other, _, _)| *other == span));
+        let index = rest[0].1;
+        set(span, index, LIVE);
+        let block = address(span, index) as usize;
+        on_a_thread(move || free::<StandardPolicy, B>(block as *mut u8).unwrap());
+        assert_eq!(borrow(300_000, 1), [(span, index, false)]);
+    });
+}

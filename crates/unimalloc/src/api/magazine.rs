@@ -50,6 +50,11 @@ impl LentSpan {
         Self { span, base: span.base(), block: span.block(), capacity: usize::from(span.capacity()) }
     }
 
+    /// Whether it still names the span that was lent: a descriptor is used again after its span was let go.
+    fn is_current(&self) -> bool {
+        self.span.is_pinned() && self.span.base() == self.base && self.span.block() == self.block
+    }
+
     /// One word per block. The memory is never unmapped.
     pub fn words(&self) -> &'static [AtomicU16] {
         self.span.slots()
@@ -102,7 +107,7 @@ pub fn borrow<B: ThreadSlots>(
 /// Gives a lent block back. False if its word does not say HELD: somebody wrote to it, or it was given back.
 pub fn give_back<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
     let Some(word) = span.words().get(usize::from(index)) else { return false };
-    if word.compare_exchange(slot::HELD, slot::LIVE, Relaxed, Relaxed).is_err() {
+    if !span.is_current() || word.compare_exchange(slot::HELD, slot::LIVE, Relaxed, Relaxed).is_err() {
         return false;
     }
     free_live::<B>(span, index)
@@ -112,7 +117,7 @@ pub fn give_back<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
 /// flag. For a borrower that is going.
 pub fn free_unflagged<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
     let word = span.words().get(usize::from(index)).map(|word| word.load(Relaxed));
-    word == Some(slot::LIVE) && free_live::<B>(span, index)
+    span.is_current() && word == Some(slot::LIVE) && free_live::<B>(span, index)
 }
 
 fn free_live<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
@@ -125,10 +130,10 @@ fn free_live<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
 }
 
 /// Lets a span go: the borrower has no mapping of it, and holds no block of it. False where blocks of it are still held,
-/// or from another thread than the one that borrowed.
+/// from another thread than the one that borrowed, or for a span that was forsaken.
 pub fn unpin<B: ThreadSlots>(span: LentSpan) -> bool {
-    let words = &span.words()[..span.capacity];
-    if words.iter().any(|word| word.load(Relaxed) == slot::HELD) {
+    // The words beyond the last block say HELD never.
+    if !span.is_current() || span.words().iter().any(|word| word.load(Relaxed) == slot::HELD) {
         return false;
     }
     with_own_heap::<B, _>(|heap| heap.unpin(span.span)).unwrap_or(false)
@@ -137,5 +142,5 @@ pub fn unpin<B: ThreadSlots>(span: LentSpan) -> bool {
 /// Keeps a span for good, because something out of sight may use its bytes: no block of it is handed out again, by whatever
 /// means it is freed. False from another thread than the one that borrowed.
 pub fn forsake<B: ThreadSlots>(span: LentSpan) -> bool {
-    with_own_heap::<B, _>(|heap| heap.forsake(span.span)).unwrap_or(false)
+    span.is_current() && with_own_heap::<B, _>(|heap| heap.forsake(span.span)).unwrap_or(false)
 }

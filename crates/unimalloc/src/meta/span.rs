@@ -415,7 +415,8 @@ impl Span {
     }
 
     pub(crate) fn free_blocks(&self) -> usize {
-        usize::from(self.capacity().saturating_sub(self.used.load(Relaxed)))
+        // A pin counts as used, and is no block.
+        usize::from(self.capacity() + u16::from(self.is_pinned()) - self.used.load(Relaxed))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -526,9 +526,9 @@ impl Heap {
         true
     }
 
-    /// A magazine lets a span go. False if the span is not kept here or not pinned.
+    /// A magazine lets a span go. False if the span is not kept here, not pinned, or serves nobody any more.
     pub(crate) fn unpin(&mut self, span: &'static Span) -> bool {
-        if span.keeper() != self.id() || !span.is_pinned() {
+        if span.keeper() != self.id() || !span.is_pinned() || self.is_lost(span) {
             return false;
         }
         let at = usize::from(span.bin());
