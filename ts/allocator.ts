@@ -19,7 +19,7 @@ import { hot, results } from './hot.js'
 import { closeLedger, openLedger } from './ledger.js'
 import type { Ledger } from './ledger.js'
 import { reportAtExit, Tracker } from './leaks.js'
-import { dropEmptySlabs, magazineFor, MOST_BYTES, NATIVE } from './magazine.js'
+import { dropEmptySlabs, magazineFor, NATIVE, Size } from './magazine.js'
 import type { Magazine } from './magazine.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
 import {
@@ -35,7 +35,7 @@ import {
 import type { CheckedAllocatorOptions } from './options.js'
 import { openAccount } from './open-account.js'
 import { allocationError } from './out-of-memory.js'
-import { release } from './release.js'
+import { end, release } from './release.js'
 import { ArrayScope } from './scope.js'
 import type { Scope } from './scope.js'
 import { readStats } from './stats.js'
@@ -162,7 +162,7 @@ export class Allocator implements Disposable {
     if (pooled !== null && options === undefined && Number.isInteger(length)) {
       const kind = kindOf('allocUnsafe', type)
       const bytes = length * kind.bytesPerElement
-      if (bytes > 0 && bytes <= MOST_BYTES) {
+      if (bytes > 0 && bytes <= Size.most) {
         try {
           const array = pooled.magazine.take(pooled.ledger, kind, length, bytes)
           if (array !== null) return array as UnifiedArray<InstanceType<C>>
@@ -326,8 +326,7 @@ export class Allocator implements Disposable {
     const errors: unknown[] = []
     for (const [block, buffer] of this.#books.takeAll()) {
       try {
-        block.arrays = 1
-        release(block, buffer, undefined)
+        end(block, buffer)
       } catch (error) {
         errors.push(error)
       }
@@ -378,7 +377,7 @@ export class Allocator implements Disposable {
       const empty = new Block(0, 0, 0, this.#books, pooled, request.alignment, request.placement, 0)
       return makeArray(kind, new ArrayBuffer(0), 0, empty)
     }
-    if (pooled && bytes <= MOST_BYTES && isPlain(opened, request)) {
+    if (pooled && bytes <= Size.most && isPlain(opened, request)) {
       const array = this.#obtain(opened, kind, length, bytes)
       if (array !== null) return array
     }
@@ -445,7 +444,11 @@ export class Allocator implements Disposable {
   #insist<T extends object>(opened: Opened, bytes: number, refusal: number, attempt: () => T | number): T | null {
     let made: T | number = refusal
     if (made === REFUSED.byBackend) {
-      typed(dropEmptySlabs)
+      // To the pools, from which the next try takes what it needs.
+      typed(() => {
+        dropEmptySlabs()
+        native().trim(BACKENDS.indexOf(opened.backend), Number.MAX_VALUE)
+      })
       made = attempt()
     }
     if (isRefusal(made) && typed(() => native().drainPending())) made = attempt()

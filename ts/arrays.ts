@@ -1,11 +1,11 @@
 import { Block, adopt, bufferOf, contentOfBuffer, isDetached } from './buffers.js'
 import type { Owner } from './buffers.js'
 import { invalid, show, UnimallocError } from './errors.js'
-import { SLACK_BITS } from './ledger.js'
+import { Owned } from './ledger.js'
 import type { Ledger } from './ledger.js'
 import { freeBlock, giveBack } from './magazine.js'
 import { checkFreeOptions, release } from './release.js'
-import { GONE, INDEX_MASK, promote, retireIfDetached, slabOf } from './slabs.js'
+import { GONE, Handle, promote, retireIfDetached, slabOf } from './slabs.js'
 import type { Slab } from './slabs.js'
 import type { ArrayType, FreeOptions, TypedArray, UnifiedArray } from './types.js'
 
@@ -33,8 +33,10 @@ interface Kind {
   kill(array: object): void
 }
 
-/** Stands for the handle of an array that is not over a magazine's block, or no longer. */
-const NONE = -1
+/** What stands for the handle of an array that is not over a magazine's block, or no longer. */
+enum No {
+  handle = -1,
+}
 
 /** Adds to one standard kind what makes an array a unified one. */
 function unify(Base: ArrayType): Kind {
@@ -68,15 +70,15 @@ function unify(Base: ArrayType): Kind {
     free(options?: FreeOptions): void {
       const handle = this.#handle
       // A length of 0 says that somebody has detached the slab: no array over one is empty.
-      if (handle !== NONE && options === undefined && this.length !== 0 && giveBack(handle, this.#serial)) {
-        this.#handle = NONE
+      if (handle !== No.handle && options === undefined && this.length !== 0 && giveBack(handle, this.#serial)) {
+        this.#handle = No.handle
         return
       }
       const content = Unified.contentOf(this) ?? null
       if (content === null) throw doubleFree()
-      if (typeof content === 'number') freePooled(slabOf(content), content & INDEX_MASK, options)
+      if (typeof content === 'number') freePooled(slabOf(content), content & Handle.indexMask, options)
       else release(content, this.buffer as ArrayBuffer, options)
-      this.#handle = NONE
+      this.#handle = No.handle
       this.#block = null
     }
 
@@ -84,14 +86,16 @@ function unify(Base: ArrayType): Kind {
       const content = Unified.contentOf(this) ?? null
       if (content === null) return
       // Whose slab was detached cannot be freed any more, by no fault of whoever owns the array.
-      if (typeof content === 'number' && retireIfDetached(slabOf(content))) return
+      const slab = typeof content === 'number' ? slabOf(content) : content.slab
+      if (slab !== null && retireIfDetached(slab)) return
       this.free()
     }
 
     static contentOf(array: object): Block | number | null | undefined {
       if (!(#block in array)) return undefined
       const handle = array.#handle
-      if (handle !== NONE) return slabOf(handle).isCurrent(handle & INDEX_MASK, array.#serial) ? handle : null
+      if (handle !== No.handle)
+        return slabOf(handle).isCurrent(handle & Handle.indexMask, array.#serial) ? handle : null
       const block = array.#block
       return block === null || block.freed ? null : block
     }
@@ -99,7 +103,7 @@ function unify(Base: ArrayType): Kind {
     static kill(array: object): void {
       if (!(#block in array)) return
       array.#block = null
-      array.#handle = NONE
+      array.#handle = No.handle
     }
   }
   // Without a constructor of its own the prototype inherits the plain one: `map`, `slice` and `subarray` give plain arrays, and
@@ -140,10 +144,19 @@ for (const Base of [
 
 export type { Kind }
 
+/** Of the latest call: most programs ask for the same type many times on end. */
+let latestType: unknown
+let latestKind: Kind | undefined
+
 /** The kind that a constructor makes. */
 export function kindOf(what: string, type: unknown): Kind {
+  if (type === latestType && latestKind !== undefined) return latestKind
   const kind = kindsByConstructor.get(type)
-  if (kind !== undefined) return kind
+  if (kind !== undefined) {
+    latestType = type
+    latestKind = kind
+    return kind
+  }
   throw invalid(`${what}: the type is ${show(type)}; pass the constructor of a standard typed array, as Float32Array`)
 }
 
@@ -170,19 +183,19 @@ export function contentOfArray(value: object): Block | number | null | undefined
 /** An array over a fresh buffer. */
 export function makeArray(kind: Kind, buffer: ArrayBuffer, length: number, block: Block): UnifiedArray {
   adopt(buffer, block)
-  return kind.make(buffer, 0, length, block, NONE, 0)
+  return kind.make(buffer, 0, length, block, No.handle, 0)
 }
 
 /** One more array over a block. */
 export function makeAnother(kind: Kind, buffer: ArrayBuffer, length: number, block: Block): UnifiedArray {
-  return kind.make(buffer, block.start, length, block, NONE, 0)
+  return kind.make(buffer, block.start, length, block, No.handle, 0)
 }
 
 function pointerOf(content: Block | number | null, buffer: ArrayBufferLike): bigint {
   if (content === null) throw invalid('the array was freed, and has no address any more')
   const isMemory = typeof content === 'number' || content.handle !== 0
   if (isMemory && isDetached(buffer)) throw invalid(DETACHED)
-  return BigInt(typeof content === 'number' ? slabOf(content).address(content & INDEX_MASK) : content.address)
+  return BigInt(typeof content === 'number' ? slabOf(content).address(content & Handle.indexMask) : content.address)
 }
 
 const DETACHED =
@@ -235,7 +248,7 @@ function find(what: string, view: ArrayBufferView): Found {
     retireIfDetached(slab)
     throw invalid(`${what}: ${DETACHED}`)
   }
-  const index = typeof content === 'number' ? content & INDEX_MASK : Math.floor(view.byteOffset / slab.block)
+  const index = typeof content === 'number' ? content & Handle.indexMask : Math.floor(view.byteOffset / slab.block)
   const block = slab.promoted?.get(index) ?? null
   if (!slab.isLive(index) || block?.freed === true) throw invalid(`${what}: the array was freed`)
   return { block, slab, index, buffer, offset: view.byteOffset - index * slab.block }
@@ -274,10 +287,10 @@ export function isOwnedBy(view: ArrayBufferView, owner: Owner, ledger: Ledger | 
   if (content == null) return false
   if (content instanceof Block) return !content.freed && content.owner === owner
   const slab = typeof content === 'number' ? slabOf(content) : content
-  const index = typeof content === 'number' ? content & INDEX_MASK : Math.floor(view.byteOffset / slab.block)
+  const index = typeof content === 'number' ? content & Handle.indexMask : Math.floor(view.byteOffset / slab.block)
   if (ledger === null || !slab.isLive(index) || slab.owners[index] === undefined) return false
   if (slab.isTracked(index)) return slab.promoted?.get(index)?.owner === owner
-  return (slab.owners[index] as number) >>> SLACK_BITS === ledger.owner
+  return (slab.owners[index] as number) >>> Owned.slackBits === ledger.owner
 }
 
 /** Where a device finds a view, and the hold that keeps its block; no hold where this thread alone can free it. */

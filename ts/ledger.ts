@@ -2,24 +2,31 @@ import type { Books } from './books.js'
 import { typed } from './errors.js'
 import { native } from './native.js'
 
-/** Places of an account's figures in the cells that native code shares with us; `account.rs` has the same order. */
-export const CELL = {
-  heldBytes: 0,
-  pendingBytes: 1,
-  count: 2,
-  pooledBytes: 4,
-  pooledCount: 5,
-  pooledRequestedBytes: 6,
-  peakBytes: 7,
-  peakCount: 8,
-  totalBytes: 9,
-  totalCount: 10,
-  limit: 12,
-} as const
+/**
+ * Places of an account's figures in the cells that native code shares with us; `account.rs` has the same order. An enum, as
+ * the other constants of the hot path: the bundler puts its values where they are used.
+ */
+export enum Cell {
+  heldBytes = 0,
+  pendingBytes = 1,
+  count = 2,
+  pooledBytes = 4,
+  pooledCount = 5,
+  pooledRequestedBytes = 6,
+  peakBytes = 7,
+  peakCount = 8,
+  totalBytes = 9,
+  totalCount = 10,
+  limit = 12,
+}
 
-/** A word says whose block it is and how many of its bytes were not asked for. No block of a magazine wastes 8 KiB. */
-export const SLACK_BITS = 13
-const MOST_LEDGERS = 2 ** (32 - SLACK_BITS)
+/** An owner word says whose block it is and how many of its bytes were not asked for. No block of a magazine wastes 8 KiB. */
+export enum Owned {
+  slackBits = 13,
+  slackMask = 0x1fff,
+}
+
+const MOST_LEDGERS = 2 ** (32 - Owned.slackBits)
 
 /** An allocator's books over the blocks that magazines handed out. Keeps the allocator from nothing. */
 export class Ledger {
@@ -45,15 +52,15 @@ export class Ledger {
 
   /** Whether no block of a magazine is on the books. */
   get isEmpty(): boolean {
-    return this.cells[CELL.pooledCount] === 0
+    return this.cells[Cell.pooledCount] === 0
   }
 
   /** A block comes back. `word` is its owner word. */
   settle(block: number, word: number): void {
     const { cells } = this
-    ;(cells[CELL.pooledBytes] as number) -= block
-    ;(cells[CELL.pooledCount] as number) -= 1
-    ;(cells[CELL.pooledRequestedBytes] as number) -= block - (word & ((1 << SLACK_BITS) - 1))
+    ;(cells[Cell.pooledBytes] as number) -= block
+    ;(cells[Cell.pooledCount] as number) -= 1
+    ;(cells[Cell.pooledRequestedBytes] as number) -= block - (word & Owned.slackMask)
   }
 }
 
@@ -62,7 +69,7 @@ const vacant: number[] = []
 
 /** The ledger that an owner word names. */
 export function ledgerOf(word: number): Ledger {
-  return ledgers[word >>> SLACK_BITS] as Ledger
+  return ledgers[word >>> Owned.slackBits] as Ledger
 }
 
 /** Opens a ledger; null where the runtime or the number of allocators forbids it. */

@@ -1,43 +1,37 @@
 import type { Kind } from './arrays.js'
 import { handles as passed, hot, MOST_BLOCKS, results } from './hot.js'
-import { CELL, ledgerOf, SLACK_BITS } from './ledger.js'
+import { Cell, ledgerOf, Owned } from './ledger.js'
 import type { Ledger } from './ledger.js'
 import { REFUSED } from './native.js'
-import {
-  dropIfEmpty,
-  GONE,
-  HELD,
-  INDEX_BITS,
-  INDEX_MASK,
-  LIVE,
-  mapSlab,
-  retireIfDetached,
-  slabOf,
-  slabs,
-} from './slabs.js'
+import { dropIfEmpty, GONE, Handle, mapSlab, retireIfDetached, slabOf, slabs, Word } from './slabs.js'
 import type { Slab } from './slabs.js'
 import type { UnifiedArray } from './types.js'
 
-/** The largest array that comes from a magazine. */
-export const MOST_BYTES = 65536
+/** Sizes that magazines serve. */
+export enum Size {
+  /** The largest array. */
+  most = 65536,
+  stepShift = 8,
+  /** All blocks are multiples of it, for the alignment's sake. */
+  step = 256,
+}
+
 /** About how many bytes go to or from a magazine in one call. */
 const BATCH_BYTES = 256 * 1024
 
-const STEP_SHIFT = 8
-
 /** Size classes are eight to a doubling; with alignment 256 only their multiples of 256 are used. `geometry.rs` has the rule. */
 function blockFor(bytes: number): number {
-  const rounded = Math.ceil(bytes / 256) * 256
-  const step = 2 ** Math.max(STEP_SHIFT, 31 - Math.clz32(rounded - 1) - 3)
+  const rounded = Math.ceil(bytes / Size.step) * Size.step
+  const step = 2 ** Math.max(Size.stepShift, 31 - Math.clz32(rounded - 1) - 3)
   return Math.ceil(rounded / step) * step
 }
 
 /** Class by the number of 256-byte steps that the bytes take. */
-const CLASS_OF = new Uint8Array(MOST_BYTES / 256 + 1)
+const CLASS_OF = new Uint8Array(Size.most / Size.step + 1)
 /** Block size of each class. */
 const BLOCKS: number[] = []
 for (let steps = 1; steps < CLASS_OF.length; steps++) {
-  const block = blockFor(steps * 256)
+  const block = blockFor(steps * Size.step)
   if (BLOCKS.at(-1) !== block) BLOCKS.push(block)
   CLASS_OF[steps] = BLOCKS.length - 1
 }
@@ -48,6 +42,7 @@ export class Stack {
   length = 0
   /** Blocks that come or go in one call. */
   readonly batch: number
+  readonly capacity: number
 
   constructor(
     readonly backend: number,
@@ -56,12 +51,13 @@ export class Stack {
     readonly block: number,
   ) {
     this.batch = Math.max(4, Math.min(MOST_BLOCKS, Math.floor(BATCH_BYTES / block)))
-    this.handles = new Int32Array(2 * this.batch)
+    this.capacity = 2 * this.batch
+    this.handles = new Int32Array(this.capacity)
   }
 
   /** Puts a free block on top. */
   push(handle: number): void {
-    if (this.length === this.handles.length) this.flush(this.batch)
+    if (this.length === this.capacity) this.flush(this.batch)
     this.handles[this.length++] = handle
   }
 
@@ -82,7 +78,7 @@ export class Stack {
     let kept = 0
     for (let at = 0; at < this.length; at++) {
       const handle = this.handles[at] as number
-      if (handle >>> INDEX_BITS !== slab.number) this.handles[kept++] = handle
+      if (handle >>> Handle.indexBits !== slab.number) this.handles[kept++] = handle
     }
     this.length = kept
   }
@@ -100,7 +96,7 @@ export class Stack {
     // The allocator hands out ascending addresses; so do we, from the top.
     for (let at = count - 1; at >= 0; at--) {
       const handle = batch[at] as number
-      const number = handle >>> INDEX_BITS
+      const number = handle >>> Handle.indexBits
       const slab = slabs[number] ?? GONE
       if (slab !== GONE) {
         // Of a retired slab nothing is used again; it is lent no more, either.
@@ -122,7 +118,7 @@ export class Stack {
 function giveUp(blocks: number[]): void {
   passed.set(blocks)
   hot().flush(blocks.length)
-  for (const number of new Set(blocks.map((handle) => handle >>> INDEX_BITS))) hot().unmap(number)
+  for (const number of new Set(blocks.map((handle) => handle >>> Handle.indexBits))) hot().unmap(number)
 }
 
 /** The magazine cannot serve: ask native code for an array with a buffer of its own. */
@@ -141,42 +137,42 @@ export class Magazine {
    * and has changed nothing, if the slab was detached.
    */
   take(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
-    const stack = this.stacks[CLASS_OF[(bytes + 255) >> STEP_SHIFT] as number] as Stack
+    const stack = this.stacks[CLASS_OF[(bytes + (Size.step - 1)) >> Size.stepShift] as number] as Stack
     const top = stack.length - 1
     if (top < 0) return null
     const { block } = stack
     const { cells } = ledger
-    const held = cells[CELL.heldBytes] as number
-    const pooled = (cells[CELL.pooledBytes] as number) + block
-    if (held + pooled > (cells[CELL.limit] as number)) return null
+    const held = cells[Cell.heldBytes] as number
+    const pooled = (cells[Cell.pooledBytes] as number) + block
+    if (held + pooled > (cells[Cell.limit] as number)) return null
     const handle = stack.handles[top] as number
-    const slab = slabs[handle >>> INDEX_BITS] as Slab
-    const index = handle & INDEX_MASK
+    const slab = slabs[handle >>> Handle.indexBits] as Slab
+    const index = handle & Handle.indexMask
     const serial = nextSerial
     const array = kind.make(slab.buffer, index * block, length, null, handle, serial)
 
     stack.length = top
     nextSerial = serial === -1 ? 1 : (serial + 1) | 0 // 0 stands for none
-    slab.words[index] = LIVE
+    slab.words[index] = Word.live
     slab.serials[index] = serial
-    slab.owners[index] = (ledger.owner << SLACK_BITS) | (block - bytes)
+    slab.owners[index] = (ledger.owner << Owned.slackBits) | (block - bytes)
 
-    cells[CELL.pooledBytes] = pooled
-    const current = held + pooled - (cells[CELL.pendingBytes] as number)
-    if (current > (cells[CELL.peakBytes] as number)) cells[CELL.peakBytes] = current
-    const count = (cells[CELL.pooledCount] as number) + 1
-    cells[CELL.pooledCount] = count
-    const currentCount = count + (cells[CELL.count] as number)
-    if (currentCount > (cells[CELL.peakCount] as number)) cells[CELL.peakCount] = currentCount
-    ;(cells[CELL.pooledRequestedBytes] as number) += bytes
-    ;(cells[CELL.totalBytes] as number) += block
-    ;(cells[CELL.totalCount] as number) += 1
+    cells[Cell.pooledBytes] = pooled
+    const current = held + pooled - (cells[Cell.pendingBytes] as number)
+    if (current > (cells[Cell.peakBytes] as number)) cells[Cell.peakBytes] = current
+    const count = (cells[Cell.pooledCount] as number) + 1
+    cells[Cell.pooledCount] = count
+    const currentCount = count + (cells[Cell.count] as number)
+    if (currentCount > (cells[Cell.peakCount] as number)) cells[Cell.peakCount] = currentCount
+    ;(cells[Cell.pooledRequestedBytes] as number) += bytes
+    ;(cells[Cell.totalBytes] as number) += block
+    ;(cells[Cell.totalCount] as number) += 1
     return array
   }
 
   /** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
   obtain(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | number {
-    const stack = this.stacks[CLASS_OF[(bytes + 255) >> STEP_SHIFT] as number] as Stack
+    const stack = this.stacks[CLASS_OF[(bytes + (Size.step - 1)) >> Size.stepShift] as number] as Stack
     for (;;) {
       if (stack.length === 0) {
         const refusal = stack.refill()
@@ -195,7 +191,7 @@ export class Magazine {
     for (const slab of slabs) {
       if (slab.retired || !this.stacks.includes(slab.stack as Stack)) continue
       for (let index = 0; index < slab.words.length; index++) {
-        const mine = (slab.owners[index] as number) >>> SLACK_BITS === ledger.owner
+        const mine = (slab.owners[index] as number) >>> Owned.slackBits === ledger.owner
         if (mine && slab.isLive(index) && slab.promoted?.has(index) !== true) freeBlock(slab, index)
       }
     }
@@ -209,14 +205,14 @@ let nextSerial = 1
 export function freeBlock(slab: Slab, index: number): void {
   const word = slab.owners[index] as number
   const ledger = ledgerOf(word)
-  const handle = (slab.number << INDEX_BITS) | index
-  if (slab.words[index] !== LIVE) {
+  const handle = (slab.number << Handle.indexBits) | index
+  if (slab.words[index] !== Word.live) {
     // Work on a stream was given the block, and may still use it.
     slab.serials[index] = 0
     hot().freeMarked(handle, ledger.account, slab.requested(index))
     return
   }
-  slab.words[index] = HELD
+  slab.words[index] = Word.held
   ledger.settle(slab.block, word)
   ;(slab.stack as Stack).push(handle)
 }
@@ -226,10 +222,10 @@ export function freeBlock(slab: Slab, index: number): void {
  * is not so, and nothing was done.
  */
 export function giveBack(handle: number, serial: number): boolean {
-  const slab = slabs[handle >>> INDEX_BITS] as Slab
-  const index = handle & INDEX_MASK
-  if (slab.words[index] !== LIVE || slab.serials[index] !== serial) return false
-  slab.words[index] = HELD
+  const slab = slabs[handle >>> Handle.indexBits] as Slab
+  const index = handle & Handle.indexMask
+  if (slab.words[index] !== Word.live || slab.serials[index] !== serial) return false
+  slab.words[index] = Word.held
   const word = slab.owners[index] as number
   ledgerOf(word).settle(slab.block, word)
   ;(slab.stack as Stack).push(handle)
@@ -253,4 +249,3 @@ export function dropEmptySlabs(but: Stack | null = null): void {
   }
   for (const slab of slabs) if (slab.stack !== null && slab.stack !== but) dropIfEmpty(slab)
 }
-

@@ -35,7 +35,7 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
   }
   if (options?.after !== undefined) {
     finish(block)
-    const end = (): void => {
+    const endLater = (): void => {
       try {
         endHold(block, buffer)
       } catch (error) {
@@ -43,7 +43,7 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
         process.emitWarning(fromNative(error) as Error)
       }
     }
-    options.after.then(end, end)
+    options.after.then(endLater, endLater)
     return
   }
   // A slab stays: others use it.
@@ -59,6 +59,14 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
   } catch (error) {
     throw fromNative(error)
   }
+}
+
+/** Frees a block at the end of its scope or allocator, whatever arrays are over it. No error says that its slab was taken away. */
+export function end(block: Block, buffer: ArrayBuffer): void {
+  block.arrays = 1
+  if (block.slab === null || !retireIfDetached(block.slab)) return release(block, buffer, undefined)
+  finish(block)
+  typed(() => hot().release(block.handle)) // the memory is kept all the same
 }
 
 function finish(block: Block): void {
@@ -77,7 +85,7 @@ function finish(block: Block): void {
 /** Ends the hold of a block that the program already counts as freed, whatever has become of its buffer. */
 function endHold(block: Block, buffer: ArrayBuffer): void {
   if (block.slab !== null) {
-    if (!retireIfDetached(block.slab)) hot().release(block.handle)
+    hot().release(block.handle)
     return
   }
   if (isDetached(buffer)) {

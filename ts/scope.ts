@@ -2,7 +2,7 @@ import type { Allocator } from './allocator.js'
 import { locate } from './arrays.js'
 import type { Block, Collector } from './buffers.js'
 import { invalid, UnimallocError } from './errors.js'
-import { release } from './release.js'
+import { end } from './release.js'
 import type { AllocOptions, ArrayType, Copied, TypedArray, UnifiedArray } from './types.js'
 
 /** Frees, when it ends, what was allocated through it. Nothing ambient: safe across `await`. */
@@ -97,11 +97,7 @@ export class ArrayScope implements Scope, Collector {
     const blocks = Array.from(this.#blocks)
     for (let entry = blocks.pop(); entry !== undefined; entry = blocks.pop()) {
       const [block, buffer] = entry
-      attempt(() => {
-        // The scope's end is the end of every array over the block.
-        block.arrays = 1
-        release(block, buffer, undefined)
-      })
+      attempt(() => end(block, buffer))
     }
     this.#blocks.clear()
     if (errors.length > 0) throw errors[0]

@@ -1,25 +1,32 @@
 import { adopt, Block, detach, isDetached } from './buffers.js'
 import { typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
-import { ledgerOf, SLACK_BITS } from './ledger.js'
+import { ledgerOf, Owned } from './ledger.js'
 import type { Stack } from './magazine.js'
 import { DEFAULT_ALIGNMENT } from './options.js'
 
 /** A block's handle is its slab's number and its index there; `magazine.rs` has the same. */
-export const INDEX_BITS = 12
-export const INDEX_MASK = (1 << INDEX_BITS) - 1
+export enum Handle {
+  indexBits = 12,
+  indexMask = 0xfff,
+}
 
 /** Slot words: the upper byte is the state, the lower one has flags, with which a block is no longer the magazine's alone. */
-export const LIVE = 0xff00
-export const HELD = 0xfa00
-const STATE = 0xff00
-const TRACKED = 0x04
+export enum Word {
+  live = 0xff00,
+  held = 0xfa00,
+  state = 0xff00,
+  tracked = 0x04,
+}
 
 /** A span of equal blocks: one `ArrayBuffer` over all of them, and the slot words that native code and we both see. */
 export class Slab {
   /** Blocks whose books native code keeps, by index. */
   promoted: Map<number, Block> | null = null
-  /** Somebody else has detached the buffer: its bytes live on elsewhere, so that none of its blocks is used again. */
+  /**
+   * The buffer is detached: by somebody else, and its bytes live on elsewhere, so that none of its blocks is used again; or by us, to
+   * give the memory back.
+   */
   retired = false
   /** By block: whose it is, and how many of its bytes were not asked for. Of the latest array over it. */
   readonly owners: Uint32Array
@@ -42,12 +49,12 @@ export class Slab {
 
   /** Whether the block is handed out. */
   isLive(index: number): boolean {
-    return ((this.words[index] as number) & STATE) === LIVE
+    return ((this.words[index] as number) & Word.state) === Word.live
   }
 
   /** Whether native code keeps the block's books. */
   isTracked(index: number): boolean {
-    return ((this.words[index] as number) & TRACKED) !== 0
+    return ((this.words[index] as number) & Word.tracked) !== 0
   }
 
   /** Whether the array with that serial number is (still) the one over the block. */
@@ -60,7 +67,7 @@ export class Slab {
   }
 
   requested(index: number): number {
-    return this.block - ((this.owners[index] as number) & ((1 << SLACK_BITS) - 1))
+    return this.block - ((this.owners[index] as number) & Owned.slackMask)
   }
 }
 
@@ -72,7 +79,7 @@ export const slabs: Slab[] = []
 
 /** The slab that a block's handle names. */
 export function slabOf(handle: number): Slab {
-  return slabs[handle >>> INDEX_BITS] ?? GONE
+  return slabs[handle >>> Handle.indexBits] ?? GONE
 }
 
 /** Maps a span for the first time. Null with the reason in `results` if the engine refuses. */
@@ -90,7 +97,7 @@ export function mapSlab(number: number, stack: Stack): Slab | null {
 
 /** Lets a slab go if no block of it is used or held; its memory then is the allocator's to give back. */
 export function dropIfEmpty(slab: Slab): void {
-  if (slab.retired || slab.words.some((word) => (word & STATE) === LIVE || word === HELD)) return
+  if (slab.retired || slab.words.some((word) => (word & Word.state) === Word.live || word === Word.held)) return
   if (retireIfDetached(slab)) return
   try {
     detach(slab.buffer)
@@ -99,6 +106,7 @@ export function dropIfEmpty(slab: Slab): void {
     if (error instanceof UnimallocError) return
     throw error
   }
+  slab.retired = true
   hot().unmap(slab.number)
   slabs[slab.number] = GONE
   try {
@@ -117,10 +125,10 @@ export function retireIfDetached(slab: Slab): boolean {
   const { words } = slab
   for (let index = 0; index < words.length; index++) {
     const word = words[index] as number
-    if ((word & STATE) !== LIVE || (word & TRACKED) !== 0) continue
+    if ((word & Word.state) !== Word.live || (word & Word.tracked) !== 0) continue
     const owner = slab.owners[index] as number
     ledgerOf(owner).settle(slab.block, owner)
-    words[index] = HELD
+    words[index] = Word.held
   }
   typed(() => hot().forsake(slab.number))
   return true
@@ -133,7 +141,7 @@ export function promote(slab: Slab, index: number): Block {
   const word = slab.owners[index] as number
   const ledger = ledgerOf(word)
   const requested = slab.requested(index)
-  typed(() => hot().promote((slab.number << INDEX_BITS) | index, ledger.account, requested))
+  typed(() => hot().promote((slab.number << Handle.indexBits) | index, ledger.account, requested))
   const { placement } = slab.stack as Stack
   const { books } = ledger
   const hold = results[0] as number

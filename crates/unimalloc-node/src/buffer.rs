@@ -93,7 +93,7 @@ unsafe extern "C" fn finalize(env: sys::napi_env, _data: *mut c_void, hint: *mut
 ///
 /// # Safety
 /// Called on the environment's thread.
-unsafe fn environment_is_ending(env: sys::napi_env) -> bool {
+pub unsafe fn environment_is_ending(env: sys::napi_env) -> bool {
     let mut undefined = ptr::null_mut();
     let mut equal = false;
     // SAFETY: `env` is valid during its own finalizers; both results are only written.

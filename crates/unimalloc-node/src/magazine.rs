@@ -16,6 +16,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::panic::AssertUnwindSafe;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,6 +26,7 @@ use unimalloc::{set_last_error, AllocError};
 
 use crate::alloc::{find_account, BUFFERS_BANNED, BUFFER_REFUSED, REFUSED_BY_BACKEND};
 use crate::block::{self, Block, GROUP_MAGAZINE};
+use crate::buffer::environment_is_ending;
 use crate::dispatch::{place, with_backend, Backend, Policy};
 use crate::failure::{failure, free_failure};
 use crate::holds::{self, Handle, Hold};
@@ -46,7 +48,6 @@ const TRACKED: u16 = 0x04;
 const ALIGNMENT: usize = 256;
 
 /// What an environment has borrowed. Spans by number; a number is used again once its span was unmapped.
-#[derive(Default)]
 pub struct Magazine {
     spans: Vec<Option<Mapped>>,
     vacant: Vec<u32>,
@@ -54,8 +55,26 @@ pub struct Magazine {
     /// Holds of promoted blocks by handle; one that has ended finds nothing.
     promoted: HashMap<u32, Handle>,
     trims_seen: u64,
+    /// Counts sentinels; the latest is the one that acts.
+    sentinels: u64,
+    sentinel: sys::napi_ref,
     /// The environment has ended.
     closed: bool,
+}
+
+impl Default for Magazine {
+    fn default() -> Self {
+        Self {
+            spans: Vec::new(),
+            vacant: Vec::new(),
+            by_base: HashMap::new(),
+            promoted: HashMap::new(),
+            trims_seen: 0,
+            sentinels: 0,
+            sentinel: ptr::null_mut(),
+            closed: false,
+        }
+    }
 }
 
 struct Mapped {
@@ -191,8 +210,7 @@ pub unsafe fn map(env: sys::napi_env, shared: *const Shared, number: u32) -> Res
     let mut pair = ptr::null_mut();
     let mut reference = ptr::null_mut();
     // SAFETY: the caller's environment. The slab's bytes are there until the span is unpinned, for which JavaScript detaches the slab first;
-    // slot words are never unmapped. The environment's hook goes behind those that the engine adds for the two buffers, so that it runs before
-    // them: it was added by this function, or is not there.
+    // slot words are never unmapped.
     let status = unsafe {
         external(env, span.base as *mut c_void, span.block * span.capacity)
             .and_then(|slab| Ok((slab, external(env, words, size_of::<u16>() * span.capacity)?)))
@@ -202,15 +220,14 @@ pub unsafe fn map(env: sys::napi_env, shared: *const Shared, number: u32) -> Res
                 check(sys::napi_set_element(env, pair, 1, words))?;
                 check(sys::napi_create_reference(env, slab, 1, &mut reference))
             })
-            .and_then(|()| {
-                let data = shared as *const Shared as *mut c_void;
-                sys::napi_remove_env_cleanup_hook(env, Some(clean_up_hook), data);
-                check(sys::napi_add_env_cleanup_hook(env, Some(clean_up_hook), data))
-            })
+            .and_then(|()| post_sentinel(env, shared))
     };
     if let Err(status) = status {
         // SAFETY: as above. What the engine threw is replaced by a typed error.
-        unsafe { clear_exception(env) };
+        unsafe {
+            clear_exception(env);
+            delete_reference(env, reference);
+        }
         let banned = status == sys::Status::napi_no_external_buffers_allowed;
         shared.answer(&[if banned { BUFFERS_BANNED } else { BUFFER_REFUSED }]);
         return Ok(None);
@@ -340,18 +357,73 @@ pub fn free_marked(shared: &Shared, handle: u32, account: u32, requested: usize)
         .map_err(free_failure)
 }
 
-/// The environment ends. Runs before the engine detaches the buffers of the environment by itself: what is detached now was taken
-/// by the program, and may be in use in another thread.
-unsafe extern "C" fn clean_up_hook(data: *mut c_void) {
+/// A buffer that exists to be finalized: when an environment ends, the engine detaches its external buffers one after the
+/// other, the latest first, before it runs any hook. Made after each slab, the latest sentinel still finds all slabs as the program
+/// left them: what is detached then was taken by the program, and may be in use in another thread.
+struct Sentinel {
+    shared: *const Shared,
+    number: u64,
+}
+
+/// # Safety
+/// `env` is the current environment, and `shared` what its callbacks share, which is never freed. No borrow of the magazine is held.
+unsafe fn post_sentinel(env: sys::napi_env, shared: &Shared) -> std::result::Result<(), sys::napi_status> {
+    let Ok(mut magazine) = shared.magazine.try_borrow_mut() else {
+        return Err(sys::Status::napi_generic_failure);
+    };
+    let first = magazine.sentinels == 0;
+    magazine.sentinels += 1;
+    let old = std::mem::replace(&mut magazine.sentinel, ptr::null_mut());
+    let sentinel = Box::into_raw(Box::new(Sentinel { shared, number: magazine.sentinels }));
+    // Some engines run finalizers inside such calls.
+    drop(magazine);
+    let data = sentinel.cast::<c_void>();
+    let (mut buffer, mut reference) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the caller's environment; the sentinel is there until its finalizer frees it. One that could not be made is not freed: whether the
+    // engine has run its finalizer cannot be known.
+    unsafe {
+        delete_reference(env, old);
+        check(sys::napi_create_external_arraybuffer(env, data, 1, Some(sentinel_ends), data, &mut buffer))?;
+        check(sys::napi_create_reference(env, buffer, 1, &mut reference))?;
+        if first {
+            // For engines that do without the above: they find every slab detached by then, and so keep it.
+            let data = ptr::from_ref(shared).cast_mut().cast();
+            check(sys::napi_add_env_cleanup_hook(env, Some(hook), data))?;
+        }
+    }
+    if let Ok(mut magazine) = shared.magazine.try_borrow_mut() {
+        magazine.sentinel = reference;
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn sentinel_ends(env: sys::napi_env, _data: *mut c_void, hint: *mut c_void) {
+    // SAFETY: the hint is what `post_sentinel` boxed, and the engine calls this once.
+    let sentinel = unsafe { Box::from_raw(hint.cast::<Sentinel>()) };
+    // SAFETY: what the callbacks share is never freed.
+    let shared = unsafe { &*sentinel.shared };
     // A panic must not cross into the engine.
-    let _ = std::panic::catch_unwind(|| {
-        // SAFETY: the data is what `map` added the hook with, which is never freed.
-        let shared = unsafe { &*data.cast::<Shared>() };
+    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        if let Ok(mut magazine) = shared.magazine.try_borrow_mut() {
+            // SAFETY: a buffer that is finalized on another thread was collected; then it is not the latest, which is referred to.
+            if sentinel.number == magazine.sentinels && unsafe { environment_is_ending(env) } {
+                // SAFETY: the environment ends, on its own thread.
+                unsafe { clean_up(env, &mut magazine) };
+            }
+        }
+    }));
+}
+
+unsafe extern "C" fn hook(data: *mut c_void) {
+    // SAFETY: the data is what `post_sentinel` added the hook with, which is never freed.
+    let shared = unsafe { &*data.cast::<Shared>() };
+    // A panic must not cross into the engine.
+    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| {
         if let Ok(mut magazine) = shared.magazine.try_borrow_mut() {
             // SAFETY: the hook runs on the environment's thread, which is still there.
             unsafe { clean_up(shared.env, &mut magazine) };
         }
-    });
+    }));
 }
 
 /// # Safety
