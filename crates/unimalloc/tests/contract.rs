@@ -183,9 +183,9 @@ macro_rules! semantics {
                     runs.set(runs.get() + 1);
                     let inner = <B as LocalAllocatorSelector<B>>::with_allocator(|_| runs.set(100));
                     assert_eq!((inner, last_error()), (None, Some(AllocError::Reentrant)));
-                    // SAFETY: it is refused.
-                    let inner =
-                        unsafe { B::with_allocator_unguarded(|_: &mut ThreadAllocator<B>| runs.set(100)) };
+                    let refused = |_: &mut ThreadAllocator<B>| runs.set(100);
+                    // SAFETY: it is refused, so the closure does not run.
+                    let inner = unsafe { B::with_allocator_unguarded(refused) };
                     assert_eq!(inner, None);
                     assert_eq!(B::with_allocator_for_policy::<HardenedPolicy, ()>(|_| runs.set(100)), None);
                     42

@@ -54,7 +54,7 @@ impl Request {
                 Some(class) => usize::from(span.class.load(Relaxed)) == class,
                 None => {
                     is_dedicated(span)
-                        && span.base() % self.align == 0
+                        && span.base().is_multiple_of(self.align)
                         && span.block() >= self.size
                         && span.block() - self.size <= (self.size / 8).max(MAX_ALIGN)
                 }

@@ -223,7 +223,7 @@ pub(super) unsafe fn realloc_with<B: ThreadSlots>(
         Err(error) => return refuse(error),
     };
     // In place where the block is large enough and not more than twice as large as needed.
-    if new_size <= old && new_size > old / 2 && ptr as usize % align == 0 {
+    if new_size <= old && new_size > old / 2 && (ptr as usize).is_multiple_of(align) {
         if zeroed || policy.zeroes() {
             // What is cut off must read as zero if the block grows again.
             // SAFETY: the range lies inside the caller's block.

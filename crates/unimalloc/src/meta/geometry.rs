@@ -142,7 +142,9 @@ mod tests {
                 let class = class_for(size, align).filter(|class| *class < SHARED_CLASSES);
                 assert_eq!(shared_class_for(size, align), class, "{size} {align}");
             }
-            for size in [0, SHARED_MAX + 1, LARGE_MAX, LARGE_MAX + 1, usize::MAX - 16, usize::MAX - 1, usize::MAX] {
+            for size in
+                [0, SHARED_MAX + 1, LARGE_MAX, LARGE_MAX + 1, usize::MAX - 16, usize::MAX - 1, usize::MAX]
+            {
                 assert_eq!(shared_class_for(size, align), None, "{size} {align}");
             }
         }
@@ -185,11 +187,11 @@ mod tests {
                 let (block, reciprocal) = (class_size(class), reciprocal(class_size(class)));
                 assert!(bytes >= block && bytes % GRANULE == 0);
                 for offset in (0..bytes).step_by(1 + block / 64) {
-                    let index = (offset as u64 * reciprocal >> 32) as usize;
+                    let index = ((offset as u64 * reciprocal) >> 32) as usize;
                     assert_eq!(index * block == offset, offset % block == 0, "{block} {offset}");
                 }
                 for k in 0..bytes / block {
-                    assert_eq!((k * block) as u64 * reciprocal >> 32, k as u64);
+                    assert_eq!(((k * block) as u64 * reciprocal) >> 32, k as u64);
                 }
                 assert!(bytes / block <= MAX_BLOCKS);
             }

@@ -13,7 +13,7 @@ const REFUSALS: usize = 16;
 /// A free region that was taken out of the pools to be given back.
 enum Taken {
     Huge(&'static Span),
-    Segment(Segment),
+    Segment(Box<Segment>),
 }
 
 /// What releasing has to reach.
@@ -48,7 +48,7 @@ impl Home {
         let taken = lock(&self.pools.directory).remove_empty(before);
         if let Some((segment, change)) = taken {
             self.pools.apply(change);
-            return Some(Taken::Segment(segment));
+            return Some(Taken::Segment(Box::new(segment)));
         }
         self.pools.huge.take_largest(0, before).map(Taken::Huge)
     }
@@ -81,7 +81,7 @@ impl Home {
         match taken {
             Taken::Huge(span) => self.put_huge(span),
             Taken::Segment(segment) => {
-                let change = lock(&self.pools.directory).restore(segment);
+                let change = lock(&self.pools.directory).restore(*segment);
                 self.pools.apply(change);
             }
         }

@@ -52,6 +52,7 @@ macro_rules! own_backend {
                 unsafe { thread_free::<HardenedPolicy, Self>(block) }
             }
 
+            #[allow(dead_code)] // not every test looks
             fn corruptions() -> usize {
                 <Self as crate::HasSegmentPool>::pools().corruptions()
             }

@@ -152,10 +152,10 @@ impl Faults {
 /// A backend of its own, with pools and faults that no other test shares.
 macro_rules! faulty_backend {
     ($name:ident, $segment:expr) => {
-        pub struct $name;
+        struct $name;
 
         impl $name {
-            pub fn faults() -> &'static crate::common::faulty::Faults {
+            fn faults() -> &'static crate::common::faulty::Faults {
                 static FAULTS: crate::common::faulty::Faults = crate::common::faulty::Faults::new();
                 &FAULTS
             }

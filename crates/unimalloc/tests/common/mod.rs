@@ -1,5 +1,5 @@
 //! What several test binaries share.
-#![allow(dead_code, missing_docs)] // each binary uses a part
+#![allow(dead_code, missing_docs, unused_imports, unused_macros)] // each binary uses a part
 
 pub mod faulty;
 pub mod model;
