@@ -23,6 +23,8 @@ export interface Hot {
   flush(count: number): void
   /** A span's slab and its slot words. Results: address, block size, number of blocks. Or null and the reason. */
   map(slab: number): [slab: ArrayBuffer, words: ArrayBuffer] | null
+  /** Says whether we are about to detach a slab ourselves. */
+  setLeaving(slab: number, leaving: 0 | 1): void
   /** Lets a span go whose slab is detached. Results: 1 if it went. */
   unmap(slab: number): void
   /** Keeps a span for good. */
@@ -41,8 +43,18 @@ export function hot(): Hot {
 }
 
 function bind(): Hot {
-  const [allocate, release, refill, flush, map, unmap, forsake, promote, freeMarked] = native().hotFunctions(
-    shared,
-  ) as unknown as { [index: number]: never } & Iterable<never>
-  return (functions = { allocate, release, refill, flush, map, unmap, forsake, promote, freeMarked } as unknown as Hot)
+  const [allocate, release, refill, flush, map, setLeaving, unmap, forsake, promote, freeMarked] =
+    native().hotFunctions(shared) as unknown as { [index: number]: never } & Iterable<never>
+  return (functions = {
+    allocate,
+    release,
+    refill,
+    flush,
+    map,
+    setLeaving,
+    unmap,
+    forsake,
+    promote,
+    freeMarked,
+  } as unknown as Hot)
 }

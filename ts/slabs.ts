@@ -15,9 +15,11 @@ export enum Handle {
 export enum Word {
   live = 0xff00,
   held = 0xfa00,
-  state = 0xff00,
   tracked = 0x04,
 }
+
+/** The state in a slot word. */
+const STATE = 0xff00
 
 /** A span of equal blocks: one `ArrayBuffer` over all of them, and the slot words that native code and we both see. */
 export class Slab {
@@ -49,7 +51,7 @@ export class Slab {
 
   /** Whether the block is handed out. */
   isLive(index: number): boolean {
-    return ((this.words[index] as number) & Word.state) === Word.live
+    return ((this.words[index] as number) & STATE) === Word.live
   }
 
   /** Whether native code keeps the block's books. */
@@ -97,12 +99,15 @@ export function mapSlab(number: number, stack: Stack): Slab | null {
 
 /** Lets a slab go if no block of it is used or held; its memory then is the allocator's to give back. */
 export function dropIfEmpty(slab: Slab): void {
-  if (slab.retired || slab.words.some((word) => (word & Word.state) === Word.live || word === Word.held)) return
+  if (slab.retired || slab.words.some((word) => (word & STATE) === Word.live || word === Word.held)) return
   if (retireIfDetached(slab)) return
+  // The thread may be stopped between any two of these calls.
+  hot().setLeaving(slab.number, 1)
   try {
     detach(slab.buffer)
   } catch (error) {
     // Not to be detached, by the program's own word: then it stays.
+    hot().setLeaving(slab.number, 0)
     if (error instanceof UnimallocError) return
     throw error
   }
@@ -125,7 +130,7 @@ export function retireIfDetached(slab: Slab): boolean {
   const { words } = slab
   for (let index = 0; index < words.length; index++) {
     const word = words[index] as number
-    if ((word & Word.state) !== Word.live || (word & Word.tracked) !== 0) continue
+    if ((word & STATE) !== Word.live || (word & Word.tracked) !== 0) continue
     const owner = slab.owners[index] as number
     ledgerOf(owner).settle(slab.block, owner)
     words[index] = Word.held

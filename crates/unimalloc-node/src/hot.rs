@@ -88,12 +88,13 @@ pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec
         env: raw,
         magazine: RefCell::new(Magazine::default()),
     }));
-    let callbacks: [(&CStr, sys::napi_callback); 9] = [
+    let callbacks: [(&CStr, sys::napi_callback); 10] = [
         (c"allocate", Some(allocate)),
         (c"release", Some(release)),
         (c"refill", Some(refill)),
         (c"flush", Some(flush)),
         (c"map", Some(map)),
+        (c"setLeaving", Some(set_leaving)),
         (c"unmap", Some(unmap)),
         (c"forsake", Some(forsake)),
         (c"promote", Some(promote)),
@@ -191,6 +192,11 @@ callback!(flush, 1, |_env, shared, values| {
 });
 
 callback!(map, 1, |env, shared, values| magazine::map(env, ptr::from_ref(shared), values[0] as u32));
+
+callback!(set_leaving, 2, |_env, shared, values| {
+    magazine::set_leaving(shared, values[0] as u32, values[1] != 0.0)?;
+    Ok(None)
+});
 
 callback!(unmap, 1, |env, shared, values| {
     magazine::unmap(env, shared, values[0] as u32)?;

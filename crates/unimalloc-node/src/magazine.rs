@@ -82,13 +82,15 @@ struct Mapped {
     backend: Backend,
     /// Keeps the slab, once there is one, to ask it whether its bytes were taken away.
     slab: sys::napi_ref,
+    /// JavaScript is about to detach the slab, with no block of it in use.
+    leaving: bool,
     /// Kept for good: its bytes may be in use out of sight.
     forsaken: bool,
 }
 
 impl Magazine {
     fn number(&mut self, span: LentSpan, backend: Backend) -> Option<u32> {
-        let mapped = Some(Mapped { span, backend, slab: ptr::null_mut(), forsaken: false });
+        let mapped = Some(Mapped { span, backend, slab: ptr::null_mut(), leaving: false, forsaken: false });
         let number = match self.vacant.pop() {
             Some(number) => {
                 self.spans[number as usize] = mapped;
@@ -272,13 +274,20 @@ unsafe fn clear_exception(env: sys::napi_env) {
     }
 }
 
+/// Says whether JavaScript is about to detach a slab itself, so that it is not taken for one that the program took away if the thread is
+/// stopped right then.
+pub fn set_leaving(shared: &Shared, number: u32, leaving: bool) -> Result<()> {
+    shared.magazine.try_borrow_mut().map_err(|_| busy())?.mapped(number)?.leaving = leaving;
+    Ok(())
+}
+
 /// Lets a span go whose slab was detached by JavaScript, or never made. Answers 1 if it went.
 ///
 /// # Safety
 /// `env` is the current environment.
 pub unsafe fn unmap(env: sys::napi_env, shared: &Shared, number: u32) -> Result<()> {
     let mut magazine = shared.magazine.try_borrow_mut().map_err(|_| busy())?;
-    let &mut Mapped { span, backend, slab, forsaken } = magazine.mapped(number)?;
+    let &mut Mapped { span, backend, slab, forsaken, .. } = magazine.mapped(number)?;
     let gone = !forsaken && with_backend!(backend, B => core::unpin::<B>(span));
     if gone {
         // SAFETY: the caller's environment, in which the reference was made.
@@ -368,32 +377,30 @@ struct Sentinel {
 /// # Safety
 /// `env` is the current environment, and `shared` what its callbacks share, which is never freed. No borrow of the magazine is held.
 unsafe fn post_sentinel(env: sys::napi_env, shared: &Shared) -> std::result::Result<(), sys::napi_status> {
-    let Ok(mut magazine) = shared.magazine.try_borrow_mut() else {
+    let Ok(number) = shared.magazine.try_borrow_mut().map(|magazine| magazine.sentinels + 1) else {
         return Err(sys::Status::napi_generic_failure);
     };
-    let first = magazine.sentinels == 0;
-    magazine.sentinels += 1;
-    let old = std::mem::replace(&mut magazine.sentinel, ptr::null_mut());
-    let sentinel = Box::into_raw(Box::new(Sentinel { shared, number: magazine.sentinels }));
-    // Some engines run finalizers inside such calls.
-    drop(magazine);
-    let data = sentinel.cast::<c_void>();
+    let data = Box::into_raw(Box::new(Sentinel { shared, number })).cast::<c_void>();
     let (mut buffer, mut reference) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's environment; the sentinel is there until its finalizer frees it. One that could not be made is not freed: whether the
     // engine has run its finalizer cannot be known.
     unsafe {
-        delete_reference(env, old);
         check(sys::napi_create_external_arraybuffer(env, data, 1, Some(sentinel_ends), data, &mut buffer))?;
         check(sys::napi_create_reference(env, buffer, 1, &mut reference))?;
-        if first {
+        if number == 1 {
             // For engines that do without the above: they find every slab detached by then, and so keep it.
             let data = ptr::from_ref(shared).cast_mut().cast();
             check(sys::napi_add_env_cleanup_hook(env, Some(hook), data))?;
         }
     }
-    if let Ok(mut magazine) = shared.magazine.try_borrow_mut() {
-        magazine.sentinel = reference;
-    }
+    let Ok(mut magazine) = shared.magazine.try_borrow_mut() else {
+        return Err(sys::Status::napi_generic_failure);
+    };
+    magazine.sentinels = number;
+    let old = std::mem::replace(&mut magazine.sentinel, reference);
+    drop(magazine); // some engines run finalizers inside such calls
+    // SAFETY: the caller's environment, in which the reference was made.
+    unsafe { delete_reference(env, old) };
     Ok(())
 }
 
@@ -434,7 +441,7 @@ unsafe fn clean_up(env: sys::napi_env, magazine: &mut Magazine) {
     for (number, mapped) in std::mem::take(&mut magazine.spans).into_iter().enumerate() {
         let Some(mut mapped) = mapped else { continue };
         // SAFETY: the caller's promise.
-        if mapped.forsaken || unsafe { is_detached(env, mapped.slab) } {
+        if mapped.forsaken || !mapped.leaving && unsafe { is_detached(env, mapped.slab) } {
             keep_for_good(&mut mapped);
             continue;
         }
