@@ -213,15 +213,15 @@ fn a_child_of_a_process_that_had_used_nothing_yet_is_free_to_use_the_host_backen
     let _one = ONE.lock().unwrap();
     // In a process of its own: this one has used the backend.
     if std::env::var_os("UNIMALLOC_TEST_FRESH").is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
+        let fresh = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
                 "a_child_of_a_process_that_had_used_nothing_yet_is_free_to_use_the_host_backend",
             ])
             .env("UNIMALLOC_TEST_FRESH", "1")
-            .status()
+            .output()
             .unwrap();
-        return assert!(status.success());
+        return assert!(fresh.status.success(), "{fresh:?}");
     }
     in_child(|| {
         let block = thread_alloc::<StandardPolicy, B>(64, 16);

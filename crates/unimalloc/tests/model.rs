@@ -74,6 +74,6 @@ macro_rules! agrees {
     };
 }
 
-agrees!(hand_made_allocators_with_small_segments_agree_with_the_model, Small, false, 60);
-agrees!(hand_made_allocators_agree_with_the_model, Medium, false, 60);
-agrees!(threads_agree_with_the_model, Large, true, 30);
+agrees!(hand_made_allocators_with_small_segments_agree_with_the_model, Small, false, 150);
+agrees!(hand_made_allocators_agree_with_the_model, Medium, false, 150);
+agrees!(threads_agree_with_the_model, Large, true, 80);

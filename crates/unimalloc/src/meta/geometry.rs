@@ -180,13 +180,34 @@ mod tests {
     }
 
     #[test]
+    fn rounding_equals_plain_arithmetic_at_every_edge_of_usize() {
+        let edges = [0, 1 << 16, LARGE_MAX, isize::MAX as usize, usize::MAX];
+        for edge in edges {
+            for size in (0..130).flat_map(|off| [edge.saturating_sub(off), edge.saturating_add(off)]) {
+                for shift in 0..usize::BITS - 1 {
+                    let align = 1usize << shift;
+                    let exact = (size as u128).next_multiple_of(align as u128);
+                    let expected = (exact <= isize::MAX as u128).then_some(exact as usize);
+                    assert_eq!(round_up(size, align), expected, "{size} {align}");
+                    if align <= GRANULE {
+                        let fits = (size.max(1) as u128).next_multiple_of(align as u128) <= LARGE_MAX as u128;
+                        assert_eq!(class_for(size, align).is_some(), fits, "{size} {align}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn reciprocals_find_every_block_and_nothing_else() {
         for segment in [2 << 20, 8 << 20, 32 << 20] {
             for class in 0..CLASSES {
                 let Some(bytes) = span_bytes(class, segment) else { continue };
                 let (block, reciprocal) = (class_size(class), reciprocal(class_size(class)));
                 assert!(bytes >= block && bytes % GRANULE == 0);
-                for offset in (0..bytes).step_by(1 + block / 64) {
+                // Every offset, but for spans of one block, whose descriptors have no use for a reciprocal.
+                let step = if bytes / block > 1 { 1 } else { 1 + block / 64 };
+                for offset in (0..bytes).step_by(step) {
                     let index = ((offset as u64 * reciprocal) >> 32) as usize;
                     assert_eq!(index * block == offset, offset % block == 0, "{block} {offset}");
                 }
