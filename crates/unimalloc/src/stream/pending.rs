@@ -178,7 +178,7 @@ fn enqueue(mark: u64, block: Pending) -> bool {
         if queue.mark != mark {
             return false;
         }
-        track.count(&block);
+        track.count(&mut queue, 1, block.span.block() as isize);
         queue.open.bytes += block.span.block();
         queue.open.blocks.push(block);
         let full = queue.open.blocks.len() >= BATCH_BLOCKS || queue.open.bytes >= BATCH_BYTES;
@@ -216,26 +216,25 @@ fn take_back(track: &Track, mark: u64, mut fits: impl FnMut(&'static Span) -> bo
     if queue.mark != mark {
         return None;
     }
-    let queue = &mut *queue;
-    let batches =
-        std::iter::once(&mut queue.open).chain(queue.closed.iter_mut().rev().map(|closed| &mut closed.batch));
-    let mut looked_at = 0;
-    for batch in batches {
-        for at in (0..batch.blocks.len()).rev() {
-            let block = &batch.blocks[at];
-            if block.others.is_none() && fits(block.span) {
-                let block = batch.blocks.swap_remove(at);
-                batch.bytes -= block.span.block();
-                track.uncount(1, block.span.block());
-                return Some(block);
-            }
-            looked_at += 1;
-            if looked_at == LOOK_AT {
-                return None;
-            }
+    let open = std::iter::once(&queue.open);
+    let batches = open.chain(queue.closed.iter().rev().map(|closed| &closed.batch));
+    let (back, at) = batches
+        .enumerate()
+        .flat_map(|(back, batch)| (0..batch.blocks.len()).rev().map(move |at| (back, at, &batch.blocks[at])))
+        .take(LOOK_AT)
+        .find(|(_, _, block)| block.others.is_none() && fits(block.span))
+        .map(|(back, at, _)| (back, at))?;
+    let batch = match back {
+        0 => &mut queue.open,
+        back => {
+            let at = queue.closed.len() - back;
+            &mut queue.closed[at].batch
         }
-    }
-    None
+    };
+    let block = batch.blocks.swap_remove(at);
+    batch.bytes -= block.span.block();
+    track.count(&mut queue, -1, -(block.span.block() as isize));
+    Some(block)
 }
 
 impl Pending {
@@ -308,19 +307,19 @@ enum Closing {
 }
 
 impl Track {
-    fn count(&self, block: &Pending) {
-        self.blocks.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(block.span.block(), Relaxed);
+    /// The numbers are written under the queue's lock alone, so that counting takes no atomic step of its own.
+    fn count(&self, _queue: &mut Queue, blocks: isize, bytes: isize) {
+        self.blocks.store(self.blocks.load(Relaxed).wrapping_add_signed(blocks), Relaxed);
+        self.bytes.store(self.bytes.load(Relaxed).wrapping_add_signed(bytes), Relaxed);
     }
 
-    fn uncount(&self, blocks: usize, bytes: usize) {
-        self.blocks.fetch_sub(blocks, Relaxed);
-        self.bytes.fetch_sub(bytes, Relaxed);
+    fn uncount(&self, batch: &Batch) {
+        self.count(&mut lock(&self.queue), -(batch.blocks.len() as isize), -(batch.bytes as isize));
     }
 
     /// The stream has passed a batch: frees those of its blocks that wait for no other.
     fn pass(&self, batch: Batch, take: Take<'_>) {
-        self.uncount(batch.blocks.len(), batch.bytes);
+        self.uncount(&batch);
         for block in batch.blocks {
             if block.is_last() {
                 let bytes = block.span.block();
@@ -334,7 +333,7 @@ impl Track {
 
     /// The context of a batch died.
     fn lose(&self, batch: Batch) {
-        self.uncount(batch.blocks.len(), batch.bytes);
+        self.uncount(&batch);
         for block in batch.blocks {
             if block.is_last() {
                 LOST_BLOCKS.fetch_add(1, Relaxed);

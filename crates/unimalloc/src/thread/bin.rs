@@ -27,10 +27,8 @@ pub(super) struct Bin {
 /// A cache holds up to this many bytes of blocks, but at least two blocks and at most `MAX_CACHED`.
 const CACHE_BYTES: usize = 128 << 10;
 const MAX_CACHED: usize = 128;
-/// Blocks that have a span of their own: up to this many bytes, but at least one and at most so many. Half as many are freed at
-/// once where they waited for the GPU.
-const LARGE_BYTES: usize = 16 << 20;
-const MAX_LARGE: usize = 16;
+/// The same once blocks came back that had waited for the GPU: they come in batches, which should find room.
+const WIDE_BYTES: usize = 16 << 20;
 
 impl Bin {
     /// Without a cache (`cached` false) every allocation goes to a span's free list, and verifies it.
@@ -38,7 +36,7 @@ impl Bin {
         let size = class_size(class);
         let limit = match size {
             _ if !cached => 0,
-            size if size > SHARED_MAX => (LARGE_BYTES / size).clamp(1, MAX_LARGE),
+            size if size > SHARED_MAX => 1,
             size => (CACHE_BYTES / size).clamp(2, MAX_CACHED),
         };
         Self { entries: Box::default(), len: 0, limit: limit as u16, class: class as u16, partial: None }
@@ -78,9 +76,20 @@ impl Bin {
 
     /// Makes the entries on first use, from any span, so that a block can be pushed.
     pub fn prepare(&mut self, span: &'static Span) {
-        if let (true, Some(slot)) = (self.entries.is_empty(), span.slots().first()) {
+        let limit = usize::from(self.limit);
+        if let (true, Some(slot)) = (self.entries.len() < limit, span.slots().first()) {
             // What an entry above `len` holds does not matter.
-            self.entries = vec![Cached { address: span.base(), slot }; usize::from(self.limit)].into();
+            let mut entries = vec![Cached { address: span.base(), slot }; limit];
+            entries[..self.entries.len()].copy_from_slice(&self.entries);
+            self.entries = entries.into();
+        }
+    }
+
+    /// Makes room for batches of blocks that waited for the GPU.
+    pub fn widen(&mut self) {
+        if self.limit != 0 {
+            let wide = (WIDE_BYTES / class_size(usize::from(self.class))).min(MAX_CACHED);
+            self.limit = self.limit.max(wide as u16);
         }
     }
 

@@ -252,6 +252,9 @@ impl Heap {
         let passed = home.reclaim_into(Urgency::Look, &mut |span, index| {
             let ours = span.keeper() == self.id();
             if ours {
+                if let Some(bin) = self.bins.get_mut(usize::from(span.bin())) {
+                    bin.widen();
+                }
                 self.free_kept(span, index);
             }
             ours
