@@ -5,7 +5,7 @@
 mod common;
 
 use common::faulty::faulty_backend;
-use common::model::{Op, World};
+use common::model::{decode, Op, World};
 use proptest::prelude::*;
 use unimalloc::Policy;
 
@@ -77,3 +77,23 @@ macro_rules! agrees {
 agrees!(hand_made_allocators_with_small_segments_agree_with_the_model, Small, false, 150);
 agrees!(hand_made_allocators_agree_with_the_model, Medium, false, 150);
 agrees!(threads_agree_with_the_model, Large, true, 80);
+
+faulty_backend!(Replayed, 2 << 20);
+
+#[test]
+fn what_the_fuzzer_found_worth_keeping_agrees_with_the_model() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/operations");
+    let Ok(files) = std::fs::read_dir(corpus) else {
+        println!("skipped: the crate is here without its corpus");
+        return;
+    };
+    let mut replayed = 0;
+    for file in files {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        let mut world = World::<Replayed>::new(Replayed::faults(), 3, false);
+        decode(&bytes).iter().take(200).for_each(|op| world.step(op));
+        world.finish();
+        replayed += 1;
+    }
+    assert!(replayed > 50, "{replayed} files");
+}
