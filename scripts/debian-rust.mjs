@@ -1,10 +1,9 @@
 // Rust for another architecture from Debian's packages, unpacked beside the system and not installed: for machines where rustup
 // cannot bring the standard library of a second target.
-import { spawnSync } from 'node:child_process'
 import { chmodSync, existsSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { capture, run, SetupError } from './setup.mjs'
-import { toolCache } from './tools.mjs'
+import { once, toolCache } from './tools.mjs'
 
 /** Downloads packages with what apt's sources have, and unpacks them into a folder. */
 export function unpackDebian(folder, packages) {
@@ -43,26 +42,19 @@ export function ensureDebianRust(architecture) {
   }
   const runtime = runtimePackage()
   if (runtime === null) return null
-  console.log(`Unpacking Debian's Rust for ${architecture} (once) …`)
-  rmSync(folder, { recursive: true, force: true })
   const llvm = /Depends: (libllvm\d+)/.exec(capture('apt-cache', ['depends', runtime]) ?? '')?.[1]
-  unpackDebian(folder, [
-    'rustc-web',
-    runtime,
-    'libstd-rust-web-dev',
-    `libstd-rust-web-dev:${architecture}`,
-    ...(llvm ? [llvm] : []),
-  ])
-  // Its libraries must be found by the compiler alone, not by every program that the build starts.
-  const libraries = join(folder, 'usr', 'lib', 'x86_64-linux-gnu')
-  const script = `#!/bin/sh\nLD_LIBRARY_PATH='${libraries}' exec '${join(folder, 'usr', 'bin', 'rustc')}' "$@"\n`
-  writeFileSync(program, script)
-  chmodSync(program, 0o755)
-  if (spawnSync(program, ['--version']).status !== 0) {
-    rmSync(program)
-    throw new SetupError(
-      `Debian's rustc in ${folder} does not start: it needs the Debian release that it was made for.`,
-    )
-  }
+  const packages = ['rustc-web', runtime, 'libstd-rust-web-dev', `libstd-rust-web-dev:${architecture}`]
+  once(folder, (fresh) => {
+    console.log(`Unpacking Debian's Rust for ${architecture} (once) …`)
+    unpackDebian(fresh, [...packages, ...(llvm ? [llvm] : [])])
+    // Its libraries must be found by the compiler alone, not by every program that the build starts.
+    const libraries = '$here/usr/lib/x86_64-linux-gnu'
+    const script = `#!/bin/sh\nhere=$(dirname "$0")\nLD_LIBRARY_PATH="${libraries}" exec "$here/usr/bin/rustc" "$@"\n`
+    writeFileSync(join(fresh, 'rustc'), script)
+    chmodSync(join(fresh, 'rustc'), 0o755)
+    if (capture(join(fresh, 'rustc'), ['--version']) === null) {
+      throw new SetupError("Debian's rustc does not start here: it needs the Debian release that it was made for.")
+    }
+  })
   return program
 }

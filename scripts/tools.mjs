@@ -9,7 +9,7 @@ import { npm, run, SetupError } from './setup.mjs'
 export const toolCache = join(process.env.XDG_CACHE_HOME ?? join(homedir(), '.cache'), 'unimalloc')
 
 /** Makes `folder` by calling `fill` on an empty one beside it: it is there completely, or not at all. */
-function once(folder, fill) {
+export function once(folder, fill) {
   if (existsSync(folder)) return folder
   mkdirSync(toolCache, { recursive: true })
   const fresh = mkdtempSync(join(toolCache, '.fresh-'))
@@ -28,15 +28,16 @@ function once(folder, fill) {
  * The folder that has these npm packages in its `node_modules`. Their install scripts do not run: what they need is in the packages.
  * @param {string} name of the folder
  * @param {Record<string, string>} packages name → version
+ * @param {string[]} options of npm
  */
-export function npmTool(name, packages) {
+export function npmTool(name, packages, options = []) {
   const versions = Object.entries(packages).map(([packageName, version]) => `${packageName}@${version}`)
   const digest = createHash('sha256').update(versions.join(' ')).digest('hex').slice(0, 8)
   return once(join(toolCache, `${name}-${digest}`), (folder) => {
     console.log(`Installing ${versions.join(', ')} (once) …`)
     writeFileSync(join(folder, 'package.json'), '{ "private": true }\n')
     const quiet = ['--no-audit', '--no-fund', '--loglevel=error']
-    npm(['install', '--prefix', folder, '--ignore-scripts', '--no-save', ...quiet, ...versions])
+    npm(['install', '--prefix', folder, '--ignore-scripts', '--no-save', ...options, ...quiet, ...versions])
   })
 }
 
