@@ -26,7 +26,16 @@ function count(program, scenario, times) {
 }
 
 function build() {
-  const args = ['build', '--release', '--locked', '-p', 'unimalloc-bench', '--no-default-features', '--bin', 'instructions']
+  const args = [
+    'build',
+    '--release',
+    '--locked',
+    '-p',
+    'unimalloc-bench',
+    '--no-default-features',
+    '--bin',
+    'instructions',
+  ]
   const messages = execFileSync(findCargo(), [...args, '--message-format=json'], {
     cwd: root,
     encoding: 'utf8',

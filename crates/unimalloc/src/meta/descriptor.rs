@@ -41,3 +41,40 @@ impl Descriptors {
         lock(&self.0)[kind(span.slots().len())].push(span);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::meta::geometry::{class_of, class_size, span_bytes, CLASSES, GRANULE, SHARED_CLASSES};
+
+    /// Host bytes for the whole of a span: its descriptor, two bytes and a bit for each slot, and its entries in the
+    /// address map.
+    fn metadata(class: usize) -> usize {
+        let bytes = span_bytes(class, 32 << 20).unwrap();
+        let slots = (bytes / class_size(class)).next_power_of_two();
+        size_of::<Span>() + slots * size_of::<AtomicU16>() + slots.div_ceil(64) * 8 + bytes / GRANULE * 8
+    }
+
+    #[test]
+    fn a_descriptor_stays_four_cache_lines() {
+        assert!(size_of::<Span>() <= 4 * 64, "{} bytes", size_of::<Span>());
+    }
+
+    #[test]
+    fn metadata_is_at_most_two_per_cent_of_blocks_from_256_bytes() {
+        for class in class_of(256)..CLASSES {
+            let bytes = span_bytes(class, 32 << 20).unwrap();
+            let blocks = bytes / class_size(class) * class_size(class);
+            let parts = metadata(class) * 10_000 / blocks;
+            assert!(parts <= 200, "{} bytes: {parts} parts of 10,000", class_size(class));
+        }
+    }
+
+    #[test]
+    fn on_average_it_is_at_most_one() {
+        let classes = class_of(256)..SHARED_CLASSES;
+        let all: usize = classes.clone().map(|class| span_bytes(class, 32 << 20).unwrap()).sum();
+        let metadata: usize = classes.map(metadata).sum();
+        assert!(metadata * 100 <= all, "{metadata} of {all}");
+    }
+}

@@ -66,7 +66,7 @@ const LARGE_CACHE_BYTES: usize = 16 << 20;
 /// A heap keeps back this many bytes of freed blocks of encoded spans, or this many blocks if they are small: more would
 /// push what the program uses out of the processor's cache. Blocks above a quarter of the bytes are reused at once.
 const QUARANTINE_BYTES: usize = 1 << 20;
-const QUARANTINE_BLOCKS: usize = 4096;
+const QUARANTINE_BLOCKS: usize = 2048;
 /// It releases a sixty-fourth of them at a time: one by one, each would take a full span up and fill it again.
 const QUARANTINE_SLACK: usize = 64;
 
