@@ -74,9 +74,7 @@ function picture({ title, unit, columns, rows }) {
   const parts = []
   for (const row of rows) {
     const height = shown.length * bar
-    parts.push(
-      `<text x="${left - 10}" y="${y + height / 2 + 4}" text-anchor="end">${escape(row.case)}</text>`,
-    )
+    parts.push(`<text x="${left - 10}" y="${y + height / 2 + 4}" text-anchor="end">${escape(row.case)}</text>`)
     shown.forEach(({ index }, order) => {
       const value = row.values[index]
       if (value === null) return
