@@ -1,4 +1,4 @@
-import { Block, adopt, bufferOf, contentOfBuffer, isDetached } from './buffers.js'
+import { Block, adopt, bufferOf, contentOfBuffer, guard, intrinsicBuffer, isDetached, tagOf } from './buffers.js'
 import type { Owner } from './buffers.js'
 import { invalid, show, UnimallocError } from './errors.js'
 import { Owned } from './ledger.js'
@@ -8,6 +8,10 @@ import { checkFreeOptions, release } from './release.js'
 import { GONE, Handle, promote, retireIfDetached, slabOf } from './slabs.js'
 import type { Slab } from './slabs.js'
 import type { ArrayType, FreeOptions, TypedArray, UnifiedArray } from './types.js'
+
+const { subarray } = Object.getPrototypeOf(Uint8Array.prototype) as {
+  subarray(this: unknown, start?: number, end?: number): TypedArray
+}
 
 type PlainConstructor = new (buffer: ArrayBufferLike, byteOffset: number, length: number) => TypedArray
 
@@ -59,8 +63,20 @@ function unify(Base: ArrayType): Kind {
       this.#serial = serial
     }
 
+    // By these two the program gets hold of the buffer.
+    override get buffer(): ArrayBufferLike {
+      const buffer = intrinsicBuffer(this)
+      guard(buffer)
+      return buffer
+    }
+
+    subarray(start?: number, end?: number): TypedArray {
+      guard(intrinsicBuffer(this))
+      return subarray.call(this, start, end)
+    }
+
     get pointer(): bigint {
-      return pointerOf(Unified.contentOf(this) ?? null, this.buffer)
+      return pointerOf(Unified.contentOf(this) ?? null, intrinsicBuffer(this))
     }
 
     get freed(): boolean {
@@ -77,7 +93,7 @@ function unify(Base: ArrayType): Kind {
       const content = Unified.contentOf(this) ?? null
       if (content === null) throw doubleFree()
       if (typeof content === 'number') freePooled(slabOf(content), content & Handle.indexMask, options)
-      else release(content, this.buffer as ArrayBuffer, options)
+      else release(content, intrinsicBuffer(this) as ArrayBuffer, options)
       this.#handle = No.handle
       this.#block = null
     }
@@ -165,13 +181,9 @@ export function kindNamed(name: string): Kind | undefined {
   return kindsByName.get(name)
 }
 
-const tagOf = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(Uint8Array.prototype), Symbol.toStringTag)?.get as (
-  this: unknown,
-) => string | undefined
-
 /** The kind of a typed array, also of a subclass such as Buffer; undefined for anything else. */
 export function kindOfArray(value: unknown): Kind | undefined {
-  const tag = tagOf.call(value)
+  const tag = tagOf(value)
   return tag === undefined ? undefined : kindsByName.get(tag)
 }
 

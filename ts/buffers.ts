@@ -99,7 +99,27 @@ const guarded: ArrayBuffer = Object.create(ArrayBuffer.prototype, {
 /** Marks a buffer as the one over a block or a slab. */
 export function adopt(buffer: ArrayBuffer, content: Block | Slab): void {
   Stamp.put(buffer, content)
-  Object.setPrototypeOf(buffer, guarded)
+}
+
+/** To be called before the program sees a buffer of ours for the first time: most it never sees, and this takes a while. */
+export function guard(buffer: ArrayBufferLike): void {
+  if (Object.getPrototypeOf(buffer) !== guarded && Stamp.of(buffer) !== undefined) Object.setPrototypeOf(buffer, guarded)
+}
+
+const typedArray: object = Object.getPrototypeOf(Uint8Array.prototype)
+const typedArrayBuffer = Object.getOwnPropertyDescriptor(typedArray, 'buffer')?.get as (this: unknown) => ArrayBufferLike
+const typedArrayTag = Object.getOwnPropertyDescriptor(typedArray, Symbol.toStringTag)?.get as (
+  this: unknown,
+) => string | undefined
+
+/** The name of a typed array's kind; undefined for any other value. */
+export function tagOf(value: unknown): string | undefined {
+  return typedArrayTag.call(value)
+}
+
+/** The buffer of a typed array, by the engine's own getter. */
+export function intrinsicBuffer(array: unknown): ArrayBufferLike {
+  return typedArrayBuffer.call(array)
 }
 
 /** The block or the slab that a buffer was made over. */
@@ -144,5 +164,5 @@ export function bufferOf(what: string, view: unknown): ArrayBufferLike {
       `${what}: pass a typed array, a DataView or a Buffer, not ${typeof view === 'object' ? 'another object' : typeof view}`,
     )
   }
-  return view.buffer
+  return tagOf(view) === undefined ? view.buffer : intrinsicBuffer(view)
 }

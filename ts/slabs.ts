@@ -1,4 +1,4 @@
-import { adopt, Block, detach, isDetached } from './buffers.js'
+import { adopt, Block, detach, guard, isDetached } from './buffers.js'
 import { typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
 import { ledgerOf, Owned } from './ledger.js'
@@ -92,6 +92,7 @@ export function mapSlab(number: number, stack: Stack): Slab | null {
   const [base, block, capacity] = results as unknown as [number, number, number]
   const slab = new Slab(number, stack, buffer, new Uint16Array(words), base, block, capacity)
   adopt(buffer, slab)
+  guard(buffer)
   // Numbers are given in order, but for those that are used again: the array stays dense.
   while (slabs.length < number) slabs.push(GONE)
   return (slabs[number] = slab)

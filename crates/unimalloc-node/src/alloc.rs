@@ -59,7 +59,7 @@ pub fn account_cells(env: &Env, number: u32) -> Result<Option<Unknown<'_>>> {
 
 /// What an allocation is asked with.
 pub struct AllocateArguments<'a> {
-    pub account: u32,
+    pub account: &'a Arc<Account>,
     pub bytes: f64,
     pub align: f64,
     pub how: u32,
@@ -77,7 +77,7 @@ pub unsafe fn allocate_into(
     env: sys::napi_env,
     arguments: &AllocateArguments<'_>,
 ) -> Result<(Option<sys::napi_value>, [f64; RESULTS])> {
-    let account = find_account(arguments.account)?;
+    let account = arguments.account;
     let how = arguments.how;
     // All but the arrays of `allocUnsafe` are written to by the CPU, now or as soon as they are handed out.
     if how & POOLED == 0 {
@@ -92,7 +92,7 @@ pub unsafe fn allocate_into(
         stream: arguments.stream,
     };
     let refused = |reason| Ok((None, [reason, 0.0, 0.0]));
-    let block = match Block::allocate(&account, &wanted) {
+    let block = match Block::allocate(account, &wanted) {
         Ok(block) => block,
         Err(Refusal::Limit) => return refused(REFUSED_BY_LIMIT),
         Err(Refusal::Backend) => return refused(REFUSED_BY_BACKEND),
@@ -118,7 +118,8 @@ pub fn allocate_for_stream<'env>(
     mut results: Float64ArraySlice<'_>,
     stream: &External<Stream>,
 ) -> Result<Option<Unknown<'env>>> {
-    let arguments = AllocateArguments { account, bytes, align, how, stream: Some(stream) };
+    let account = find_account(account)?;
+    let arguments = AllocateArguments { account: &account, bytes, align, how, stream: Some(stream) };
     // SAFETY: napi-rs calls this on the environment's thread.
     let (value, numbers) = unsafe { allocate_into(env.raw(), &arguments) }?;
     out::write(&mut results, 0, &numbers);

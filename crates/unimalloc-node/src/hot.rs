@@ -7,12 +7,14 @@ use std::cell::RefCell;
 use std::ffi::{c_void, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
+use std::sync::Arc;
 
 use napi::bindgen_prelude::{Env, JsValue, Unknown};
 use napi::{sys, Result};
 use napi_derive::napi;
 
-use crate::alloc::{allocate_into, release_handle, AllocateArguments, RESULTS};
+use crate::account::Account;
+use crate::alloc::{allocate_into, find_account, release_handle, AllocateArguments, RESULTS};
 use crate::failure::failure;
 use crate::magazine::{self, Magazine};
 
@@ -27,9 +29,23 @@ pub struct Shared {
     len: usize,
     pub env: sys::napi_env,
     pub magazine: RefCell<Magazine>,
+    /// Of the latest allocation: most programs have one allocator.
+    account: RefCell<Option<(u32, Arc<Account>)>>,
 }
 
 impl Shared {
+    fn account(&self, number: u32) -> Result<Arc<Account>> {
+        let mut latest = self.account.borrow_mut();
+        match &*latest {
+            Some((known, account)) if *known == number => Ok(Arc::clone(account)),
+            _ => {
+                let account = find_account(number)?;
+                *latest = Some((number, Arc::clone(&account)));
+                Ok(account)
+            }
+        }
+    }
+
     /// Writes what a call answers beside its value.
     pub fn answer(&self, numbers: &[f64]) {
         debug_assert!(size_of_val(numbers) <= NUMBERS);
@@ -87,6 +103,7 @@ pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec
         len,
         env: raw,
         magazine: RefCell::new(Magazine::default()),
+        account: RefCell::new(None),
     }));
     let callbacks: [(&CStr, sys::napi_callback); 10] = [
         (c"allocate", Some(allocate)),
@@ -169,8 +186,8 @@ macro_rules! callback {
 
 callback!(allocate, 4, |env, shared, values| {
     let [account, bytes, align, how] = values;
-    let arguments =
-        AllocateArguments { account: account as u32, bytes, align, how: how as u32, stream: None };
+    let account = shared.account(account as u32)?;
+    let arguments = AllocateArguments { account: &account, bytes, align, how: how as u32, stream: None };
     let (buffer, results) = allocate_into(env, &arguments)?;
     shared.answer(&results);
     Ok(buffer)
