@@ -274,6 +274,20 @@ fn loom_two_frees_that_race_with_the_end_of_their_thread_return_the_span() {
 }
 
 #[test]
+fn loom_the_numbers_of_the_pools_are_those_of_the_directory() {
+    model(|| {
+        let (home, span) = pools(0);
+        let taker = thread::spawn(move || {
+            assert!(home.take_span(REQUEST).is_some());
+            assert_eq!(home.pools.segment.len(), 0, "what the segment gained and lost by now");
+        });
+        home.retire(span);
+        taker.join().unwrap();
+        assert_eq!(home.pools.segment.bytes(), 0);
+    });
+}
+
+#[test]
 fn loom_an_orphan_has_one_claimer() {
     model(|| {
         let (home, span) = pools(1);

@@ -282,15 +282,16 @@ impl Directory {
     }
 
     /// Claims every orphan that can be claimed now.
-    pub fn claim_all_orphans(&mut self) -> (Vec<&'static Span>, Vec<Change>) {
+    pub fn claim_all_orphans(&mut self) -> (Vec<&'static Span>, Change) {
         let keys: Vec<_> = self.orphans.keys().copied().collect();
-        let mut claimed = (Vec::new(), Vec::new());
+        let (mut claimed, mut sum) = (Vec::new(), Change::default());
         for key in keys {
             while let Some((span, change)) = self.claim_orphan(key) {
-                claimed.0.push(span);
-                claimed.1.push(change);
+                claimed.push(span);
+                sum.orphan_segments += change.orphan_segments;
+                sum.orphan_bytes += change.orphan_bytes;
             }
         }
-        claimed
+        (claimed, sum)
     }
 }

@@ -167,13 +167,18 @@ impl BackendPools {
         self.reclaim.get_or_init(|| reclaim);
     }
 
-    fn apply(&self, change: Change) {
+    /// Changes the directory, and the numbers with it: under its lock, so that they are never those of a change that
+    /// others overtook.
+    fn change<R>(&self, f: impl FnOnce(&mut Directory) -> (R, Change)) -> R {
+        let mut directory = lock(&self.directory);
+        let (result, change) = f(&mut directory);
         if change.empty_segments != 0 {
             self.segment.apply(change.empty_segments, change.empty_bytes);
         }
         if change.orphan_segments != 0 {
             self.orphan.apply(change.orphan_segments, change.orphan_bytes);
         }
+        result
     }
 }
 
@@ -397,13 +402,13 @@ impl Home {
 
     fn take_run(self, key: u32, granules: usize, align: usize) -> Option<(u32, usize)> {
         loop {
-            let place = {
-                let mut directory = lock(&self.pools.directory);
-                if let Some((segment, base, change)) = directory.take_run(key, granules, align) {
-                    self.pools.apply(change);
-                    return Some((segment, base));
-                }
-                directory.key_at(key).place
+            let taken = self.pools.change(|directory| match directory.take_run(key, granules, align) {
+                Some((segment, base, change)) => (Ok((segment, base)), change),
+                None => (Err(directory.key_at(key).place), Change::default()),
+            });
+            let place = match taken {
+                Ok(run) => return Some(run),
+                Err(place) => place,
             };
             // What this run was planned by may have shrunk since: it must still fit.
             let least = ((granules + align - 1) * GRANULE).next_power_of_two();
@@ -422,8 +427,7 @@ impl Home {
             let (region, base) = obtained;
             MAP.set(base, segment_bytes / GRANULE, Some(self.vacant()));
             let (granules, age) = (segment_bytes / GRANULE, self.age());
-            let change = lock(&self.pools.directory).add_segment(key, region, base, granules, age);
-            self.pools.apply(change);
+            self.pools.change(|directory| ((), directory.add_segment(key, region, base, granules, age)));
         }
     }
 
@@ -434,14 +438,13 @@ impl Home {
         MAP.set(base, granules, Some(self.vacant()));
         let segment = span.segment.load(Relaxed);
         self.pools.descriptors.recycle(span);
-        let change = lock(&self.pools.directory).put_run(segment, base, granules, self.age());
-        self.pools.apply(change);
+        let age = self.age();
+        self.pools.change(|directory| ((), directory.put_run(segment, base, granules, age)));
     }
 
     /// Gives up a span that still has used blocks. The caller is its keeper and has no list that holds it.
     pub(crate) fn abandon(self, span: &'static Span) {
-        let change = lock(&self.pools.directory).add_orphan(span);
-        self.pools.apply(change);
+        self.pools.change(|directory| ((), directory.add_orphan(span)));
         if span.has_remote() {
             self.visit_orphan(span); // those that came between the keeper's last look and now told nobody
         }
@@ -450,16 +453,16 @@ impl Home {
     /// Claims an orphan for an allocator that may adopt it.
     pub(crate) fn adopt(self, request: SpanRequest) -> Option<&'static Span> {
         let key = (request.key, request.class, request.lane, request.group);
-        let (span, change) = lock(&self.pools.directory).claim_orphan(key)?;
-        self.pools.apply(change);
-        Some(span)
+        self.pools.change(|directory| match directory.claim_orphan(key) {
+            Some((span, change)) => (Some(span), change),
+            None => (None, Change::default()),
+        })
     }
 
     /// After a remote free into an orphan: takes up its remote frees, and retires it when it is empty.
     pub(crate) fn visit_orphan(self, span: &'static Span) {
         while span.claim_orphan() {
-            let change = lock(&self.pools.directory).remove_orphan(span);
-            self.pools.apply(change);
+            self.pools.change(|directory| ((), directory.remove_orphan(span)));
             if self.drain_claimed(span) {
                 return;
             }
@@ -479,8 +482,7 @@ impl Home {
             self.retire(span);
             return true;
         }
-        let change = lock(&self.pools.directory).add_orphan(span);
-        self.pools.apply(change);
+        self.pools.change(|directory| ((), directory.add_orphan(span)));
         if span.is_coded() {
             span.remote_count() < used
         } else {

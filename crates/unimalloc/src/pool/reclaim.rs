@@ -2,7 +2,7 @@
 //!
 //! The largest free regions go first. One that the backend does not take stays cached and is tried again another time.
 
-use super::directory::{Region, Segment};
+use super::directory::{Change, Directory, Region, Segment};
 use super::{Home, Urgency, MAP};
 use crate::meta::span::Span;
 use crate::sync::{lock, Ordering::Relaxed};
@@ -45,9 +45,11 @@ impl Home {
         if let Some(span) = self.pools.huge.take_largest(segment_bytes, before) {
             return Some(Taken::Huge(span));
         }
-        let taken = lock(&self.pools.directory).remove_empty(before);
-        if let Some((segment, change)) = taken {
-            self.pools.apply(change);
+        let empty = self.pools.change(|directory| match directory.remove_empty(before) {
+            Some((segment, change)) => (Some(segment), change),
+            None => (None, Change::default()),
+        });
+        if let Some(segment) = empty {
             return Some(Taken::Segment(Box::new(segment)));
         }
         self.pools.huge.take_largest(0, before).map(Taken::Huge)
@@ -81,8 +83,7 @@ impl Home {
         match taken {
             Taken::Huge(span) => self.put_huge(span),
             Taken::Segment(segment) => {
-                let change = lock(&self.pools.directory).restore(*segment);
-                self.pools.apply(change);
+                self.pools.change(|directory| ((), directory.restore(*segment)));
             }
         }
     }
@@ -165,10 +166,7 @@ impl Home {
 
     /// Takes up the remote frees of orphans, so that those without blocks become free memory.
     fn collect_orphans(self) {
-        let (spans, changes) = lock(&self.pools.directory).claim_all_orphans();
-        for change in changes {
-            self.pools.apply(change);
-        }
+        let spans = self.pools.change(Directory::claim_all_orphans);
         for span in spans {
             if !self.drain_claimed(span) {
                 self.visit_orphan(span);
