@@ -5,6 +5,7 @@
 // Writes gpu-h200.json (both together), gpu-h200.md and gpu-<workload>.svg to the directory.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { format, resolveConfig } from 'prettier'
 
 const [gpuFile, cupyFile, directory] = process.argv.slice(2)
 if (!directory) {
@@ -59,7 +60,7 @@ const escape = (text) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').r
 
 /** Bars on a logarithmic axis: what is compared differs by powers of ten. */
 function picture({ title, unit, columns, rows }) {
-  const [left, right, width, bar, gap] = [220, 90, 900, 13, 12]
+  const [left, right, width, bar, gap] = [250, 90, 900, 13, 12]
   const shown = columns
     .map((name, index) => ({ name, index }))
     .filter(({ index, name }) => name !== 'GPU / CPU' && rows.some(({ values }) => values[index] !== null))
@@ -161,4 +162,5 @@ ${budgets()}
 
 ${sections.join('\n')}`,
 )
-writeFileSync(join(directory, 'gpu-h200.json'), `${JSON.stringify(results, null, 2)}\n`)
+const json = join(directory, 'gpu-h200.json')
+writeFileSync(json, await format(JSON.stringify(results), { ...(await resolveConfig(json)), parser: 'json' }))
