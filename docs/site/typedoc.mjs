@@ -16,6 +16,8 @@ const guide = [
   'policies',
   'leaks',
   'platforms',
+  'runtimes',
+  'cli',
   'nvidia-smi',
   'migrating',
   'rust',
