@@ -11,10 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, io};
 
 const DRIVER: &str = "libcuda.so.1";
-const COMPILER: &str = "libnvrtc.so.12";
+/// Every name that a program may look for, so that it never finds the real compiler of a machine that has one: that asks
+/// the driver for what a stand-in does not have, and crashes.
+const COMPILERS: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
+/// Stands where there is to be no compiler: the loader refuses it, and looks no further.
+const NO_COMPILER: &[u8] = b"There is no NVRTC here: this file keeps the loader from finding another.\n";
 const CHILD: &str = "FAKE_CUDA_CHILD";
 
-/// A directory with `libcuda.so.1` of a CUDA 13.0 driver and `libnvrtc.so.12`.
+/// A directory with `libcuda.so.1` of a CUDA 13.0 driver and NVRTC under each of its names.
 ///
 /// # Panics
 /// When the library has not been built or cannot be copied; the message says what to do.
@@ -81,8 +85,10 @@ impl Build {
     }
 
     fn fill(&self, library: &Path, dir: &Path) -> io::Result<()> {
-        let (driver, compiler) = (dir.join(DRIVER), dir.join(COMPILER));
-        if up_to_date(&driver, library) && (!self.compiler || up_to_date(&compiler, library)) {
+        let driver = dir.join(DRIVER);
+        let compilers = COMPILERS.map(|name| dir.join(name));
+        // The driver is put there last.
+        if up_to_date(&driver, library) && compilers.iter().all(|compiler| compiler.exists()) {
             return Ok(());
         }
         fs::create_dir_all(dir)?;
@@ -102,11 +108,13 @@ impl Build {
         for name in &self.hidden {
             assert!(hidden.contains(name), "the library exports no {name} to leave out");
         }
-        place(&driver, &content)?;
-        if self.compiler {
-            place(&compiler, &make(&|name| name.starts_with("cu"))?.0)?;
+        let compiler =
+            if self.compiler { make(&|name| name.starts_with("cu"))?.0 } else { NO_COMPILER.to_vec() };
+        place(&compilers[0], |fresh| fs::write(fresh, &compiler))?;
+        for name in &compilers[1..] {
+            place(name, |fresh| fs::hard_link(&compilers[0], fresh))?;
         }
-        Ok(())
+        place(&driver, |fresh| fs::write(fresh, &content))
     }
 
     /// `LD_LIBRARY_PATH` with this directory in front of what the variable holds now.
@@ -205,12 +213,15 @@ fn up_to_date(copy: &Path, original: &Path) -> bool {
 }
 
 /// Puts a file in its place in one step: other processes may have it loaded, and others may be doing the same.
-fn place(path: &Path, content: &[u8]) -> io::Result<()> {
+fn place(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let fresh =
         path.with_extension(format!("new-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed)));
-    fs::write(&fresh, content)?;
-    fs::rename(&fresh, path)
+    make(&fresh)?;
+    fs::rename(&fresh, path)?;
+    // Renaming one name of a file to another of the same file leaves both.
+    let _ = fs::remove_file(&fresh);
+    Ok(())
 }
 
 /// The stand-in that this process has loaded.
