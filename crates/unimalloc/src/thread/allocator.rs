@@ -18,6 +18,8 @@ pub(crate) struct HeapCell {
     busy: Cell<bool>,
     encoded: bool,
     home: Home,
+    /// The number of the heap; 0 if there is none.
+    id: u64,
     /// The slots that use or used this heap; null if none.
     slots: Cell<*const Slots>,
     heap: UnsafeCell<Option<Heap>>,
@@ -40,13 +42,15 @@ pub(super) fn known_cell(identity: *const HeapCell) -> Option<Rc<HeapCell>> {
 impl HeapCell {
     pub(super) fn make(home: Home, encoded: bool) -> Rc<Self> {
         let first = BinKey::of(if encoded { Policy::Hardened } else { Policy::Standard });
+        // In the child of a fork a lock that a heap needs may be held by a thread that is not there.
+        let heap = (!fork::forked()).then(|| Heap::new(home, first));
         let cell = Rc::new(Self {
             busy: Cell::new(false),
             encoded,
             home,
+            id: heap.as_ref().map_or(0, Heap::id),
             slots: Cell::new(ptr::null()),
-            // In the child of a fork a lock that a heap needs may be held by a thread that is not there.
-            heap: UnsafeCell::new((!fork::forked()).then(|| Heap::new(home, first))),
+            heap: UnsafeCell::new(heap),
         });
         // In a later destructor of a thread that is ending the list is gone; then nobody can register either.
         let _ = MADE.try_with(|made| made.borrow_mut().push(Rc::downgrade(&cell)));
@@ -70,7 +74,7 @@ impl HeapCell {
         unsafe { self.slots.get().as_ref() }
     }
 
-    /// Where the heap is, if no slow path uses it now.
+    /// Where the heap is, if no slow path uses it now. What an earlier call answered must not be used any more.
     pub(super) fn idle_heap(&self) -> *mut Heap {
         if self.busy.get() {
             return ptr::null_mut();
@@ -85,8 +89,11 @@ impl HeapCell {
 
     /// The number of the heap; 0 while a slow path uses it.
     pub(crate) fn id(&self) -> u64 {
-        // SAFETY: null, or a heap that nobody has a reference to; this one ends here.
-        unsafe { self.idle_heap().as_ref() }.map_or(0, Heap::id)
+        if self.busy.get() {
+            0
+        } else {
+            self.id
+        }
     }
 
     /// Runs `f` with the heap, which then counts as busy. `None` where it is busy already.
