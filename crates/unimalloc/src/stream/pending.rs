@@ -383,8 +383,9 @@ impl Track {
         open.into_iter().for_each(|batch| self.pass(batch, &mut |_, _| false));
         for Closed { fence, batch } in waiting.into_iter().chain(closed) {
             match fence.passed() {
-                Ok(_) => self.pass(batch, &mut |_, _| false),
-                Err(_) => self.lose(batch),
+                Ok(true) => self.pass(batch, &mut |_, _| false),
+                // The farewell could not wait, and nobody can any more.
+                Ok(false) | Err(_) => self.lose(batch),
             }
         }
     }
