@@ -333,19 +333,20 @@ unsafe fn delete_reference(env: sys::napi_env, reference: sys::napi_ref) {
 /// Native code takes over a live block: from here on it can be shared, and freed from elsewhere. Answers the hold's handle.
 pub fn promote(shared: &Shared, handle: u32, account: u32, requested: usize) -> Result<()> {
     let mut magazine = shared.magazine.try_borrow_mut().map_err(|_| busy())?;
-    let (span, index, _, word) = magazine.block(handle)?;
+    let (span, index, _, _) = magazine.block(handle)?;
     let account = find_account(account)?;
-    if word & STATE != LIVE || word & TRACKED != 0 {
-        return Err(free_failure(unimalloc::FreeError::DoubleFree));
-    }
+    // Another thread may flag the word meanwhile, or by mistake free the block: then it is no longer ours to take over.
+    let word = span.words()[usize::from(index)]
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (word & STATE == LIVE && word & TRACKED == 0).then_some(word | TRACKED)
+        })
+        .map_err(|_| free_failure(unimalloc::FreeError::DoubleFree))?;
     let block = Block::take_over(&account, address(span, index), span.block, requested, word & MARKED != 0);
     let hold = Hold { block, thread: std::thread::current().id(), freed: false };
     let hold = holds::insert(hold).map_err(|hold| {
         let _ = block::release(hold.block);
         failure("INVALID_ARGUMENT", "this thread holds too many blocks: free some")
     })?;
-    // Live words are only ever flagged by others, never freed: the block is this thread's.
-    span.words()[usize::from(index)].fetch_or(TRACKED, Ordering::AcqRel);
     magazine.promoted.insert(handle, hold);
     shared.answer(&[hold.to_number()]);
     Ok(())
