@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUmemLocation, CUmemLocationType, CUstream};
@@ -47,6 +47,8 @@ pub enum Hint {
 /// left as it was. When the last clone is dropped, work that was queued still completes.
 #[derive(Clone)]
 pub struct Stream {
+    /// Of a foreign stream: what its last handle does. Dropped before `inner`, which it waits to be alone with.
+    farewell: Option<Arc<Farewell>>,
     inner: Arc<Inner>,
 }
 
@@ -59,14 +61,22 @@ struct Inner {
     owned: bool,
     /// The number that blocks are marked with, of the layer that frees wait in; 0 before the first mark.
     track: AtomicU64,
+    /// Of a foreign stream: its last handle is going, after which its owner may destroy it.
+    gone: AtomicBool,
 }
+
+/// Shared by the handles of a foreign stream that the program has, not by those of the layer that frees wait in.
+struct Farewell(Arc<Inner>);
 
 /// A stream that may be gone.
 pub(crate) struct WeakStream(Weak<Inner>);
 
 impl WeakStream {
     pub(crate) fn upgrade(&self) -> Option<Stream> {
-        self.0.upgrade().map(|inner| Stream { inner })
+        let inner = self.0.upgrade()?;
+        // Against the farewell's "store, then count": one of the two sees the other.
+        fence(Ordering::SeqCst);
+        (!inner.gone.load(Ordering::Relaxed)).then_some(Stream { farewell: None, inner })
     }
 }
 
@@ -91,16 +101,7 @@ impl Stream {
         device.call("creating a stream", |entries| unsafe {
             (entries.cuStreamCreate)(&mut handle, NON_BLOCKING)
         })?;
-        Ok(Self {
-            inner: Arc::new(Inner {
-                id: next_id(),
-                device,
-                context,
-                handle,
-                owned: true,
-                track: AtomicU64::new(0),
-            }),
-        })
+        Ok(Self { farewell: None, inner: Inner::new(device, context, handle, true) })
     }
 
     /// The stream that launches without one use: a stream of its own per device, which does not wait for the legacy
@@ -122,16 +123,7 @@ impl Stream {
             let context =
                 device.context(driver).map_err(|code| CudaError::driver(code, "making a context"))?;
             let handle = ptr::without_provenance_mut(handle as usize);
-            return Ok(Self {
-                inner: Arc::new(Inner {
-                    id: next_id(),
-                    device,
-                    context,
-                    handle,
-                    owned: false,
-                    track: AtomicU64::new(0),
-                }),
-            });
+            return Ok(Self::foreign(device, context, handle));
         }
         let foreign = "looking at a foreign stream";
         let handle =
@@ -163,16 +155,12 @@ impl Stream {
             driver.devices.iter().find(|device| device.raw() == raw).ok_or_else(|| {
                 CudaError::invalid("the stream belongs to no device that this process can see")
             })?;
-        Ok(Self {
-            inner: Arc::new(Inner {
-                id: next_id(),
-                device,
-                context,
-                handle,
-                owned: false,
-                track: AtomicU64::new(0),
-            }),
-        })
+        Ok(Self::foreign(device, context, handle))
+    }
+
+    fn foreign(device: &'static Device, context: CUcontext, handle: CUstream) -> Self {
+        let inner = Inner::new(device, context, handle, false);
+        Self { farewell: Some(Arc::new(Farewell(Arc::clone(&inner)))), inner }
     }
 
     /// A number that no other stream of this process has had, even where the driver uses a handle again.
@@ -445,6 +433,11 @@ pub(crate) fn host_location() -> CUmemLocation {
 }
 
 impl Inner {
+    fn new(device: &'static Device, context: CUcontext, handle: CUstream, owned: bool) -> Arc<Self> {
+        let (track, gone) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { id: next_id(), device, context, handle, owned, track, gone })
+    }
+
     fn is_per_thread(&self) -> bool {
         self.handle.addr() == PER_THREAD
     }
@@ -454,29 +447,44 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Some(driver) = driver::running() else { return };
         if !self.owned {
-            let track = self.track.load(Ordering::Acquire);
-            if track != 0 {
-                // The one call upwards: what waits for this stream cannot ask it later.
-                crate::stream::farewell(track, || match Entered::into(driver, self.context) {
-                    Ok(_entered) => {
-                        let code = if self.is_per_thread() {
-                            // SAFETY: a context is current. Which threads' streams were used is not known.
-                            unsafe { (driver.entries.cuCtxSynchronize)() }
-                        } else {
-                            // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
-                            unsafe { (driver.entries.cuStreamSynchronize)(self.handle) }
-                        };
-                        device::check(code).map_err(|code| CudaError::driver(code, "waiting for a stream"))
-                    }
-                    Err(code) => Err(CudaError::driver(code, "waiting for a stream")),
-                });
-            }
             return;
         }
         if let Ok(_entered) = Entered::into(driver, self.context) {
             // SAFETY: made by `Stream::new`, and this was its last handle. The driver lets queued work complete.
             unsafe { (driver.entries.cuStreamDestroy_v2)(self.handle) };
         }
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let Some(driver) = driver::running() else { return };
+        let inner = &self.0;
+        let track = inner.track.load(Ordering::Acquire);
+        if track == 0 {
+            return;
+        }
+        inner.gone.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // Two are this and the handle that is going. Another thread has a third while it records an event.
+        while Arc::strong_count(inner) > 2 {
+            std::thread::yield_now();
+        }
+        fence(Ordering::Acquire);
+        // The one call upwards: what waits for this stream cannot ask it later.
+        crate::stream::farewell(track, || match Entered::into(driver, inner.context) {
+            Ok(_entered) => {
+                let code = if inner.is_per_thread() {
+                    // SAFETY: a context is current. Which threads' streams were used is not known.
+                    unsafe { (driver.entries.cuCtxSynchronize)() }
+                } else {
+                    // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
+                    unsafe { (driver.entries.cuStreamSynchronize)(inner.handle) }
+                };
+                device::check(code).map_err(|code| CudaError::driver(code, "waiting for a stream"))
+            }
+            Err(code) => Err(CudaError::driver(code, "waiting for a stream")),
+        });
     }
 }
 
