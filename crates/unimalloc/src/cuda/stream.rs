@@ -48,7 +48,7 @@ pub enum Hint {
 #[derive(Clone)]
 pub struct Stream {
     /// Of a foreign stream: what its last handle does. Dropped before `inner`, which it waits to be alone with.
-    farewell: Option<Arc<Farewell>>,
+    _farewell: Option<Arc<Farewell>>,
     inner: Arc<Inner>,
 }
 
@@ -76,7 +76,7 @@ impl WeakStream {
         let inner = self.0.upgrade()?;
         // Against the farewell's "store, then count": one of the two sees the other.
         fence(Ordering::SeqCst);
-        (!inner.gone.load(Ordering::Relaxed)).then_some(Stream { farewell: None, inner })
+        (!inner.gone.load(Ordering::Relaxed)).then_some(Stream { _farewell: None, inner })
     }
 }
 
@@ -101,7 +101,7 @@ impl Stream {
         device.call("creating a stream", |entries| unsafe {
             (entries.cuStreamCreate)(&mut handle, NON_BLOCKING)
         })?;
-        Ok(Self { farewell: None, inner: Inner::new(device, context, handle, true) })
+        Ok(Self { _farewell: None, inner: Inner::new(device, context, handle, true) })
     }
 
     /// The stream that launches without one use: a stream of its own per device, which does not wait for the legacy
@@ -160,7 +160,7 @@ impl Stream {
 
     fn foreign(device: &'static Device, context: CUcontext, handle: CUstream) -> Self {
         let inner = Inner::new(device, context, handle, false);
-        Self { farewell: Some(Arc::new(Farewell(Arc::clone(&inner)))), inner }
+        Self { _farewell: Some(Arc::new(Farewell(Arc::clone(&inner)))), inner }
     }
 
     /// A number that no other stream of this process has had, even where the driver uses a handle again.
