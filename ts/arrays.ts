@@ -20,46 +20,26 @@ interface Kind {
   readonly name: string
   readonly bytesPerElement: number
   /**
-   * A unified array over a part of a buffer: over a block, or over one that a magazine hands out, which has a handle and a serial
-   * number instead.
+   * A unified array over a part of a buffer. `content` is the block, or the handle of one that a magazine hands out; then the array has a
+   * serial number.
    */
-  make(
-    buffer: ArrayBufferLike,
-    offset: number,
-    length: number,
-    block: Block | null,
-    handle: number,
-    serial: number,
-  ): UnifiedArray
+  make(buffer: ArrayBufferLike, offset: number, length: number, content: Block | number, serial: number): UnifiedArray
   /** The block, or the handle of a magazine's; null once the array was freed; undefined for an array that is not ours. */
   contentOf(array: object): Block | number | null | undefined
   /** Makes the array a dead one. */
   kill(array: object): void
 }
 
-/** What stands for the handle of an array that is not over a magazine's block, or no longer. */
-enum No {
-  handle = -1,
-}
-
 /** Adds to one standard kind what makes an array a unified one. */
 function unify(Base: ArrayType): Kind {
   class Unified extends (Base as unknown as PlainConstructor) {
-    #block: Block | null
-    #handle: number
+    /** Null once the array was freed. */
+    #content: Block | number | null
     #serial: number
 
-    constructor(
-      buffer: ArrayBufferLike,
-      offset: number,
-      length: number,
-      block: Block | null,
-      handle: number,
-      serial: number,
-    ) {
+    constructor(buffer: ArrayBufferLike, offset: number, length: number, content: Block | number, serial: number) {
       super(buffer, offset, length)
-      this.#block = block
-      this.#handle = handle
+      this.#content = content
       this.#serial = serial
     }
 
@@ -84,18 +64,17 @@ function unify(Base: ArrayType): Kind {
     }
 
     free(options?: FreeOptions): void {
-      const handle = this.#handle
+      const handle = this.#content
       // A length of 0 says that somebody has detached the slab: no array over one is empty.
-      if (handle !== No.handle && options === undefined && this.length !== 0 && giveBack(handle, this.#serial)) {
-        this.#handle = No.handle
+      if (typeof handle === 'number' && options === undefined && this.length !== 0 && giveBack(handle, this.#serial)) {
+        this.#content = null
         return
       }
       const content = Unified.contentOf(this) ?? null
       if (content === null) throw doubleFree()
       if (typeof content === 'number') freePooled(slabOf(content), content & Handle.indexMask, options)
       else release(content, intrinsicBuffer(this) as ArrayBuffer, options)
-      this.#handle = No.handle
-      this.#block = null
+      this.#content = null
     }
 
     [Symbol.dispose](): void {
@@ -108,18 +87,16 @@ function unify(Base: ArrayType): Kind {
     }
 
     static contentOf(array: object): Block | number | null | undefined {
-      if (!(#block in array)) return undefined
-      const handle = array.#handle
-      if (handle !== No.handle)
-        return slabOf(handle).isCurrent(handle & Handle.indexMask, array.#serial) ? handle : null
-      const block = array.#block
-      return block === null || block.freed ? null : block
+      if (!(#content in array)) return undefined
+      const content = array.#content
+      if (typeof content === 'number') {
+        return slabOf(content).isCurrent(content & Handle.indexMask, array.#serial) ? content : null
+      }
+      return content === null || content.freed ? null : content
     }
 
     static kill(array: object): void {
-      if (!(#block in array)) return
-      array.#block = null
-      array.#handle = No.handle
+      if (#content in array) array.#content = null
     }
   }
   // Without a constructor of its own the prototype inherits the plain one: `map`, `slice` and `subarray` give plain arrays, and
@@ -128,8 +105,8 @@ function unify(Base: ArrayType): Kind {
   return {
     name: Base.name,
     bytesPerElement: Base.BYTES_PER_ELEMENT,
-    make: (buffer, offset, length, block, handle, serial) =>
-      new Unified(buffer, offset, length, block, handle, serial) as unknown as UnifiedArray,
+    make: (buffer, offset, length, content, serial) =>
+      new Unified(buffer, offset, length, content, serial) as unknown as UnifiedArray,
     contentOf: Unified.contentOf,
     kill: Unified.kill,
   }
@@ -195,12 +172,12 @@ export function contentOfArray(value: object): Block | number | null | undefined
 /** An array over a fresh buffer. */
 export function makeArray(kind: Kind, buffer: ArrayBuffer, length: number, block: Block): UnifiedArray {
   adopt(buffer, block)
-  return kind.make(buffer, 0, length, block, No.handle, 0)
+  return kind.make(buffer, 0, length, block, 0)
 }
 
 /** One more array over a block. */
 export function makeAnother(kind: Kind, buffer: ArrayBuffer, length: number, block: Block): UnifiedArray {
-  return kind.make(buffer, block.start, length, block, No.handle, 0)
+  return kind.make(buffer, block.start, length, block, 0)
 }
 
 function pointerOf(content: Block | number | null, buffer: ArrayBufferLike): bigint {

@@ -103,11 +103,14 @@ export function adopt(buffer: ArrayBuffer, content: Block | Slab): void {
 
 /** To be called before the program sees a buffer of ours for the first time: most it never sees, and this takes a while. */
 export function guard(buffer: ArrayBufferLike): void {
-  if (Object.getPrototypeOf(buffer) !== guarded && Stamp.of(buffer) !== undefined) Object.setPrototypeOf(buffer, guarded)
+  if (Object.getPrototypeOf(buffer) !== guarded && Stamp.of(buffer) !== undefined)
+    Object.setPrototypeOf(buffer, guarded)
 }
 
 const typedArray: object = Object.getPrototypeOf(Uint8Array.prototype)
-const typedArrayBuffer = Object.getOwnPropertyDescriptor(typedArray, 'buffer')?.get as (this: unknown) => ArrayBufferLike
+const typedArrayBuffer = Object.getOwnPropertyDescriptor(typedArray, 'buffer')?.get as (
+  this: unknown,
+) => ArrayBufferLike
 const typedArrayTag = Object.getOwnPropertyDescriptor(typedArray, Symbol.toStringTag)?.get as (
   this: unknown,
 ) => string | undefined

@@ -149,7 +149,7 @@ export class Magazine {
     const slab = slabs[handle >>> Handle.indexBits] as Slab
     const index = handle & Handle.indexMask
     const serial = nextSerial
-    const array = kind.make(slab.buffer, index * block, length, null, handle, serial)
+    const array = kind.make(slab.buffer, index * block, length, handle, serial)
 
     stack.length = top
     nextSerial = serial === -1 ? 1 : (serial + 1) | 0 // 0 stands for none

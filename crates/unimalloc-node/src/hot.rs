@@ -105,6 +105,10 @@ pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec
         magazine: RefCell::new(Magazine::default()),
         account: RefCell::new(None),
     }));
+    // SAFETY: the current environment; `shared` is never freed.
+    if !unsafe { magazine::add_hook(raw, shared) } {
+        return Err(failure("INVALID_ARGUMENT", "the environment is ending"));
+    }
     let callbacks: [(&CStr, sys::napi_callback); 10] = [
         (c"allocate", Some(allocate)),
         (c"release", Some(release)),

@@ -234,7 +234,9 @@ pub unsafe fn map(env: sys::napi_env, shared: *const Shared, number: u32) -> Res
         shared.answer(&[if banned { BUFFERS_BANNED } else { BUFFER_REFUSED }]);
         return Ok(None);
     }
-    shared.magazine.try_borrow_mut().map_err(|_| busy())?.mapped(number)?.slab = reference;
+    let mut magazine = shared.magazine.try_borrow_mut().map_err(|_| busy())?;
+    let mapped = magazine.mapped(number)?;
+    (mapped.slab, mapped.leaving) = (reference, false);
     shared.answer(&[span.base as f64, span.block as f64, span.capacity as f64]);
     Ok(Some(pair))
 }
@@ -388,11 +390,6 @@ unsafe fn post_sentinel(env: sys::napi_env, shared: &Shared) -> std::result::Res
     unsafe {
         check(sys::napi_create_external_arraybuffer(env, data, 1, Some(sentinel_ends), data, &mut buffer))?;
         check(sys::napi_create_reference(env, buffer, 1, &mut reference))?;
-        if number == 1 {
-            // For engines that do without the above: they find every slab detached by then, and so keep it.
-            let data = ptr::from_ref(shared).cast_mut().cast();
-            check(sys::napi_add_env_cleanup_hook(env, Some(hook), data))?;
-        }
     }
     let Ok(mut magazine) = shared.magazine.try_borrow_mut() else {
         return Err(sys::Status::napi_generic_failure);
@@ -422,8 +419,20 @@ unsafe extern "C" fn sentinel_ends(env: sys::napi_env, _data: *mut c_void, hint:
     }));
 }
 
+/// Sees to it that nothing is kept that the sentinel did not see to: where there is none yet, and on engines that do without the above.
+/// These find every slab detached by then, and so keep it.
+///
+/// # Safety
+/// `env` is the current environment, and `shared` what its callbacks share, which is never freed.
+pub unsafe fn add_hook(env: sys::napi_env, shared: *const Shared) -> bool {
+    // SAFETY: the caller's promise.
+    let status =
+        unsafe { sys::napi_add_env_cleanup_hook(env, Some(hook), shared.cast_mut().cast::<c_void>()) };
+    status == sys::Status::napi_ok
+}
+
 unsafe extern "C" fn hook(data: *mut c_void) {
-    // SAFETY: the data is what `post_sentinel` added the hook with, which is never freed.
+    // SAFETY: the data is what `add_hook` was given, which is never freed.
     let shared = unsafe { &*data.cast::<Shared>() };
     // A panic must not cross into the engine.
     let _ = std::panic::catch_unwind(AssertUnwindSafe(|| {

