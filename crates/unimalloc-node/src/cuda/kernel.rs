@@ -163,12 +163,14 @@ pub fn kernel_launch(
     for handle in held {
         blocks.push(device_range("launch", *handle, 0.0, 0.0)?.block);
     }
-    // SAFETY: arrays among the arguments are live blocks, held during the call; the launch marks them, so that once freed they are not
-    // used again before the kernel is done. Count and sizes are checked against the kernel's parameters where the driver can say. That the kernel stays inside its arrays, and what plain pointers lead
-    // to, is the program's word, as with any kernel.
     let launched = if unsafe_concurrent {
+        // SAFETY: arrays among the arguments are live blocks, held during the call; the launch marks them, so that once
+        // freed they are not used again before the kernel is done. Count and sizes are checked against the kernel's
+        // parameters where the driver can say. That the kernel stays inside its arrays, and what plain pointers lead to, is
+        // the program's word, as with any kernel.
         unsafe { kernel.launch_concurrent(&config, stream, &args) }
     } else {
+        // SAFETY: as above.
         unsafe { kernel.launch(&config, stream, &args) }
     };
     launched.map_err(|error| to_failure(&error))?;
