@@ -45,7 +45,10 @@ export function page(results) {
   const { origin, rounds, nodes } = results
   const wins = nodes.flatMap(({ version, rows }) =>
     rows.flatMap(({ name, peers }) =>
-      peers.slice(1).flatMap(({ name: peer, ratio }) => (ratio.median > 1 ? [{ version, name, peer, ratio }] : [])),
+      peers
+        .slice(1)
+        .filter(({ name: peer, ratio }) => peer !== 'a view alone' && ratio.median > 1)
+        .map(({ name: peer, ratio }) => ({ version, name, peer, ratio })),
     ),
   )
   const lost = [...new Set(wins.map(({ name }) => name))].map((name) => {
@@ -65,7 +68,8 @@ One operation allocates an array and lets it go; the event loop turns after ever
 figures. Median of ${rounds} rounds, all peers in turns in one process, by processor time of all threads: garbage collection counts, and
 whoever else uses the machine does not. The ratio is the median of our time over the peer's in the same round, below 1 is faster; the brackets
 are its quartiles. A bare external buffer is an \`ArrayBuffer\` over memory that is never freed, with a finalizer that does nothing,
-detached at the end: nothing that allocates can be faster.
+detached at the end: nothing with a buffer of its own can be faster. A view alone is a typed array over memory that is there already, with no
+allocator: nothing that answers a typed array can be faster.
 
 ![Time of one pair by size](js-pairs.svg)
 
@@ -83,6 +87,7 @@ const COLOURS = {
   'Buffer.allocUnsafe': '#e69f00',
   'new Float32Array': '#009e73',
   'bare external buffer': '#999999',
+  'a view alone': '#cccccc',
 }
 
 const escape = (text) => text.replace(/[&<>]/g, (sign) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;' })[sign])

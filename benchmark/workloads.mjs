@@ -16,6 +16,15 @@ function bareArray(bytes) {
   return new Float32Array(external(bytes), 0, bytes >> 2)
 }
 
+const kept = new ArrayBuffer(16 * 1024 * 1024)
+let next = 0
+
+/** What any array of memory that is there already costs at least. */
+function view(bytes) {
+  next = next + 2 * bytes > kept.byteLength ? 0 : next + bytes
+  return new Float32Array(kept, next, bytes >> 2)
+}
+
 function detach({ buffer }) {
   if (hasTransfer) buffer.transfer(0)
   else bare.detach(buffer)
@@ -27,6 +36,7 @@ const peers = {
   alloc: { make: (bytes) => alloc(Float32Array, bytes >> 2), free: (array) => array.free() },
   'Buffer.allocUnsafe': { make: (bytes) => Buffer.allocUnsafe(bytes), free: () => {} },
   'new Float32Array': { make: (bytes) => new Float32Array(bytes >> 2), free: () => {} },
+  'a view alone': { make: view, free: () => {} },
   'bare external buffer': { make: bareArray, free: detach },
 }
 
@@ -70,7 +80,7 @@ const random = (live) =>
   })()`)
 
 const KiB = 1024
-const pooled = ['allocUnsafe', 'Buffer.allocUnsafe', 'new Float32Array', 'bare external buffer']
+const pooled = ['allocUnsafe', 'Buffer.allocUnsafe', 'new Float32Array', 'bare external buffer', 'a view alone']
 const zeroed = ['alloc', 'new Float32Array', 'bare external buffer']
 const sized = (title, names) => (bytes) => ({
   name: `${title} ${bytes >= KiB ? `${bytes / KiB} KiB` : `${bytes} B`}`,

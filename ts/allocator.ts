@@ -156,7 +156,10 @@ export class Allocator implements Disposable {
     return this.#make(kindOf('alloc', type), length, options, ZEROED, this.alloc) as UnifiedArray<InstanceType<C>>
   }
 
-  /** An array with arbitrary contents, as `Buffer.allocUnsafe`. Free it: the garbage collector need not. */
+  /**
+   * An array with arbitrary contents. As with `Buffer.allocUnsafe`, small ones (up to 64 KiB) are parts of a buffer that they share: a byte stream
+   * or `structuredClone` that takes one takes all. Free it: the garbage collector need not.
+   */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
     const pooled = this.#pooled
     if (pooled !== null && options === undefined && Number.isInteger(length)) {

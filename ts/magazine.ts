@@ -51,7 +51,7 @@ export class Stack {
     readonly block: number,
   ) {
     this.batch = Math.max(4, Math.min(MOST_BLOCKS, Math.floor(BATCH_BYTES / block)))
-    this.capacity = 2 * this.batch
+    this.capacity = 4 * this.batch
     this.handles = new Int32Array(this.capacity)
   }
 

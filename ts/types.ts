@@ -78,7 +78,10 @@ export interface UnifiedArrayMembers extends Disposable {
   readonly pointer: bigint
   /** Whether the memory has been given back. */
   readonly freed: boolean
-  /** Gives the memory back and detaches the buffer: views that are left have length 0. A second call throws `DOUBLE_FREE`. */
+  /**
+   * Gives the memory back; a second call throws `DOUBLE_FREE`. The buffer is detached: views that are left have length 0. Not so for arrays of
+   * `allocUnsafe` of up to 64 KiB, which share a buffer: a view of one that is left sees whatever comes there next.
+   */
   free(options?: FreeOptions): void
 }
 
