@@ -117,6 +117,8 @@ export class Allocator implements Disposable {
   #books: Books
   /** Null until the first `allocUnsafe`, and for good where magazines do not serve. */
   #pooled: Pooled | null = null
+  /** Its figures count also when the allocator was disposed. */
+  #ledger: Ledger | null = null
   #remains: Remains | null = null
 
   static {
@@ -166,12 +168,8 @@ export class Allocator implements Disposable {
       const kind = kindOf('allocUnsafe', type)
       const bytes = length * kind.bytesPerElement
       if (bytes > 0 && bytes <= Size.most) {
-        try {
-          const array = pooled.magazine.take(pooled.ledger, kind, length, bytes)
-          if (array !== null) return array as UnifiedArray<InstanceType<C>>
-        } catch {
-          // The slab on top was detached: the long way notices, and takes another.
-        }
+        const array = pooled.magazine.take(pooled.ledger, kind, length, bytes)
+        if (array !== null) return array as UnifiedArray<InstanceType<C>>
       }
     }
     return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe) as UnifiedArray<
@@ -256,7 +254,7 @@ export class Allocator implements Disposable {
     const bytes = Math.min(length, view.length) * kind.bytesPerElement
     if (bytes > 0 && !typed(() => native().copyBlock(to.handle, block.handle, bytes))) {
       fresh.free()
-      throw allocationError(owner.#account().number, bytes, null)
+      throw allocationError(owner.#account().number, owner.#ledger, bytes, null)
     }
     release(block, buffer, undefined)
     killArray(view)
@@ -293,12 +291,13 @@ export class Allocator implements Disposable {
 
   /** This allocator's figures, and those of its backend. */
   stats(): AllocatorStats {
-    return readStats(this.#account(true).number)
+    return readStats(this.#account(true).number, this.#ledger)
   }
 
   /** Starts `peakBytes` and `peakCount` afresh from what is live. */
   resetPeak(): void {
     const { number } = this.#account()
+    this.#ledger?.publish()
     typed(() => native().resetPeak(number))
   }
 
@@ -335,7 +334,7 @@ export class Allocator implements Disposable {
       }
     }
     const pooled = this.#pooled
-    this.#pooled = null
+    this.#pooled = null // nothing is allocated any more
     if (pooled !== null) {
       try {
         if (!pooled.ledger.isEmpty) typed(() => pooled.magazine.freeAll(pooled.ledger))
@@ -409,6 +408,7 @@ export class Allocator implements Disposable {
     { alignment: align, stream }: Request,
     how: number,
   ): ArrayBuffer | number {
+    this.#ledger?.publish()
     try {
       const made =
         stream === undefined
@@ -437,6 +437,7 @@ export class Allocator implements Disposable {
       return null
     }
     if (this.#remains !== null) this.#remains.ledger = ledger
+    this.#ledger = ledger
     return { magazine: opened.magazine, ledger }
   }
 
@@ -461,7 +462,7 @@ export class Allocator implements Disposable {
     }
     if (typeof made !== 'number') return made
     if (made === NATIVE) return null
-    throw allocationError(opened.number, bytes, made)
+    throw allocationError(opened.number, this.#ledger, bytes, made)
   }
 
   #check(): void {

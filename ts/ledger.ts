@@ -12,12 +12,9 @@ export enum Cell {
   count = 2,
   pooledBytes = 4,
   pooledCount = 5,
-  pooledRequestedBytes = 6,
-  peakBytes = 7,
-  peakCount = 8,
-  totalBytes = 9,
-  totalCount = 10,
-  limit = 12,
+  peakBytes = 6,
+  peakCount = 7,
+  limit = 11,
 }
 
 /** An owner word says whose block it is and how many of its bytes were not asked for. No block of a magazine wastes 8 KiB. */
@@ -28,21 +25,30 @@ export enum Owned {
 
 const MOST_LEDGERS = 2 ** (32 - Owned.slackBits)
 
-/** An allocator's books over the blocks that magazines handed out. Keeps the allocator from nothing. */
+/**
+ * An allocator's books over the blocks that magazines handed out. Keeps the allocator from nothing. The figures that change with every array are fields,
+ * which cost less than elements of an array that might be detached: {@link publish} shows them to native code.
+ */
 export class Ledger {
-  /** Names the ledger in the owner words of slabs. */
-  readonly owner: number
+  /** Blocks that magazines handed out and native code does not know of. */
+  pooledBytes = 0
+  pooledCount = 0
+  /** Of all that magazines ever handed out. */
+  totalBytes = 0
+  totalCount = 0
+  readonly limit: number
   readonly #books: WeakRef<Books>
   /** The allocator was collected, but blocks of it are left. */
   abandoned = false
 
   constructor(
-    owner: number,
+    /** Names the ledger in the owner words of slabs. */
+    readonly owner: number,
     readonly account: number,
     readonly cells: Float64Array,
     books: Books,
   ) {
-    this.owner = owner
+    this.limit = cells[Cell.limit] as number
     this.#books = new WeakRef(books)
   }
 
@@ -52,15 +58,19 @@ export class Ledger {
 
   /** Whether no block of a magazine is on the books. */
   get isEmpty(): boolean {
-    return this.cells[Cell.pooledCount] === 0
+    return this.pooledCount === 0
   }
 
-  /** A block comes back. `word` is its owner word. */
-  settle(block: number, word: number): void {
-    const { cells } = this
-    ;(cells[Cell.pooledBytes] as number) -= block
-    ;(cells[Cell.pooledCount] as number) -= 1
-    ;(cells[Cell.pooledRequestedBytes] as number) -= block - (word & Owned.slackMask)
+  /** To be called before native code looks at the account. */
+  publish(): void {
+    this.cells[Cell.pooledBytes] = this.pooledBytes
+    this.cells[Cell.pooledCount] = this.pooledCount
+  }
+
+  /** A block comes back, or native code takes it over. */
+  settle(block: number): void {
+    this.pooledBytes -= block
+    this.pooledCount--
   }
 }
 

@@ -26,19 +26,9 @@ function blockFor(bytes: number): number {
   return Math.ceil(rounded / step) * step
 }
 
-/** Class by the number of 256-byte steps that the bytes take. */
-const CLASS_OF = new Uint8Array(Size.most / Size.step + 1)
-/** Block size of each class. */
-const BLOCKS: number[] = []
-for (let steps = 1; steps < CLASS_OF.length; steps++) {
-  const block = blockFor(steps * Size.step)
-  if (BLOCKS.at(-1) !== block) BLOCKS.push(block)
-  CLASS_OF[steps] = BLOCKS.length - 1
-}
-
 /** Free blocks of one size, ready to be handed out: their words say HELD. */
 export class Stack {
-  readonly handles: Int32Array
+  readonly handles: number[]
   length = 0
   /** Blocks that come or go in one call. */
   readonly batch: number
@@ -52,7 +42,7 @@ export class Stack {
   ) {
     this.batch = Math.max(4, Math.min(MOST_BLOCKS, Math.floor(BATCH_BYTES / block)))
     this.capacity = 4 * this.batch
-    this.handles = new Int32Array(this.capacity)
+    this.handles = Array.from({ length: this.capacity }, () => 0)
   }
 
   /** Puts a free block on top. */
@@ -65,7 +55,7 @@ export class Stack {
   flush(count: number): void {
     const { handles } = this
     for (let from = 0; from < count; from += MOST_BLOCKS) {
-      const batch = handles.subarray(from, Math.min(count, from + MOST_BLOCKS))
+      const batch = handles.slice(from, Math.min(count, from + MOST_BLOCKS))
       passed.set(batch)
       hot().flush(batch.length)
     }
@@ -126,27 +116,36 @@ export const NATIVE = 1
 
 /** The stacks for one kind of memory, by class. */
 export class Magazine {
-  readonly stacks: readonly Stack[]
+  readonly stacks: readonly Stack[] = []
+  /** By the number of 256-byte steps that an array takes. */
+  readonly #bySteps: readonly Stack[]
 
   constructor(backend: number, device: number, placement: number) {
-    this.stacks = BLOCKS.map((block) => new Stack(backend, device, placement, block))
+    const stacks: Stack[] = []
+    this.#bySteps = Array.from({ length: Size.most / Size.step + 1 }, (_, steps) => {
+      const block = blockFor(Math.max(1, steps) * Size.step)
+      if (stacks.at(-1)?.block !== block) stacks.push(new Stack(backend, device, placement, block))
+      return stacks.at(-1) as Stack
+    })
+    this.stacks = stacks
   }
 
   /**
-   * An array from the stack of its class, or null where that is empty or the owner's limit is reached. Makes no native call. Throws,
-   * and has changed nothing, if the slab was detached.
+   * An array from the stack of its class. Makes no native call. Null where the stack is empty, its top out of use, or the owner's limit
+   * reached.
    */
   take(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
-    const stack = this.stacks[CLASS_OF[(bytes + (Size.step - 1)) >> Size.stepShift] as number] as Stack
+    const stack = this.#bySteps[(bytes + (Size.step - 1)) >> Size.stepShift] as Stack
     const top = stack.length - 1
     if (top < 0) return null
     const { block } = stack
     const { cells } = ledger
     const held = cells[Cell.heldBytes] as number
-    const pooled = (cells[Cell.pooledBytes] as number) + block
-    if (held + pooled > (cells[Cell.limit] as number)) return null
+    const pooled = ledger.pooledBytes + block
+    if (held + pooled > ledger.limit) return null
     const handle = stack.handles[top] as number
     const slab = slabs[handle >>> Handle.indexBits] as Slab
+    if (slab.probe.length === 0) return null
     const index = handle & Handle.indexMask
     const serial = nextSerial
     const array = kind.make(slab.buffer, index * block, length, handle, serial)
@@ -157,32 +156,26 @@ export class Magazine {
     slab.serials[index] = serial
     slab.owners[index] = (ledger.owner << Owned.slackBits) | (block - bytes)
 
-    cells[Cell.pooledBytes] = pooled
+    ledger.pooledBytes = pooled
     const current = held + pooled - (cells[Cell.pendingBytes] as number)
     if (current > (cells[Cell.peakBytes] as number)) cells[Cell.peakBytes] = current
-    const count = (cells[Cell.pooledCount] as number) + 1
-    cells[Cell.pooledCount] = count
-    const currentCount = count + (cells[Cell.count] as number)
-    if (currentCount > (cells[Cell.peakCount] as number)) cells[Cell.peakCount] = currentCount
-    ;(cells[Cell.pooledRequestedBytes] as number) += bytes
-    ;(cells[Cell.totalBytes] as number) += block
-    ;(cells[Cell.totalCount] as number) += 1
+    const count = ++ledger.pooledCount + (cells[Cell.count] as number)
+    if (count > (cells[Cell.peakCount] as number)) cells[Cell.peakCount] = count
+    ledger.totalBytes += block
+    ledger.totalCount++
     return array
   }
 
   /** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
   obtain(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | number {
-    const stack = this.stacks[CLASS_OF[(bytes + (Size.step - 1)) >> Size.stepShift] as number] as Stack
+    const stack = this.#bySteps[(bytes + (Size.step - 1)) >> Size.stepShift] as Stack
     for (;;) {
       if (stack.length === 0) {
         const refusal = stack.refill()
         if (refusal !== 0) return refusal
       }
-      try {
-        return this.take(ledger, kind, length, bytes) ?? REFUSED.byLimit
-      } catch (error) {
-        if (!retireIfDetached(slabOf(stack.handles[stack.length - 1] as number))) throw error
-      }
+      if (retireIfDetached(slabOf(stack.handles[stack.length - 1] as number))) continue
+      return this.take(ledger, kind, length, bytes) ?? REFUSED.byLimit
     }
   }
 
@@ -203,9 +196,9 @@ let nextSerial = 1
 
 /** Frees a live block that the magazine handed out and that native code has not taken over. */
 export function freeBlock(slab: Slab, index: number): void {
-  const word = slab.owners[index] as number
-  const ledger = ledgerOf(word)
+  const ledger = ledgerOf(slab.owners[index] as number)
   const handle = (slab.number << Handle.indexBits) | index
+  ledger.settle(slab.block)
   if (slab.words[index] !== Word.live) {
     // Work on a stream was given the block, and may still use it.
     slab.serials[index] = 0
@@ -213,7 +206,6 @@ export function freeBlock(slab: Slab, index: number): void {
     return
   }
   slab.words[index] = Word.held
-  ledger.settle(slab.block, word)
   ;(slab.stack as Stack).push(handle)
 }
 
@@ -226,8 +218,7 @@ export function giveBack(handle: number, serial: number): boolean {
   const index = handle & Handle.indexMask
   if (slab.words[index] !== Word.live || slab.serials[index] !== serial) return false
   slab.words[index] = Word.held
-  const word = slab.owners[index] as number
-  ledgerOf(word).settle(slab.block, word)
+  ledgerOf(slab.owners[index] as number).settle(slab.block)
   ;(slab.stack as Stack).push(handle)
   return true
 }

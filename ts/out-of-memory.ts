@@ -2,6 +2,7 @@ import { constants } from 'node:buffer'
 
 import { UnimallocError } from './errors.js'
 import type { UnimallocErrorCode } from './errors.js'
+import type { Ledger } from './ledger.js'
 import { native, REFUSED } from './native.js'
 import { readStats, showBytes } from './stats.js'
 
@@ -18,7 +19,12 @@ const CODES: Record<string, UnimallocErrorCode> = {
 }
 
 /** The error for an allocation that came to nothing. `refusal` is what native code gave as the reason, if it was asked. */
-export function allocationError(account: number, bytes: number, refusal: number | null): UnimallocError {
+export function allocationError(
+  account: number,
+  ledger: Ledger | null,
+  bytes: number,
+  refusal: number | null,
+): UnimallocError {
   if (refusal === REFUSED.buffersBanned) {
     return new UnimallocError(
       'EXTERNAL_BUFFERS_BANNED',
@@ -47,7 +53,7 @@ export function allocationError(account: number, bytes: number, refusal: number 
     )
   }
   native().countRefusal(account)
-  const stats = readStats(account)
+  const stats = readStats(account, ledger)
   const cause =
     refusal === REFUSED.byLimit
       ? `the allocator's maxBytes of ${showBytes(stats.limitBytes)} would be exceeded`

@@ -2,6 +2,7 @@ import { adopt, Block, detach, guard, isDetached } from './buffers.js'
 import { typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
 import { ledgerOf, Owned } from './ledger.js'
+import type { Ledger } from './ledger.js'
 import type { Stack } from './magazine.js'
 import { DEFAULT_ALIGNMENT } from './options.js'
 
@@ -30,10 +31,12 @@ export class Slab {
    * give the memory back.
    */
   retired = false
+  /** Has a length as long as nobody has detached the buffer. */
+  readonly probe: Uint8Array
   /** By block: whose it is, and how many of its bytes were not asked for. Of the latest array over it. */
-  readonly owners: Uint32Array
+  readonly owners: number[]
   /** By block: the serial number of the latest array over it; 0 once it was freed by other ways than the magazine's. */
-  readonly serials: Int32Array
+  readonly serials: number[]
 
   constructor(
     readonly number: number,
@@ -45,8 +48,9 @@ export class Slab {
     readonly block: number,
     capacity: number,
   ) {
-    this.owners = new Uint32Array(capacity)
-    this.serials = new Int32Array(capacity)
+    this.owners = Array.from({ length: capacity }, () => 0)
+    this.serials = Array.from({ length: capacity }, () => 0)
+    this.probe = new Uint8Array(buffer, 0, Math.min(1, capacity))
   }
 
   /** Whether the block is handed out. */
@@ -132,8 +136,7 @@ export function retireIfDetached(slab: Slab): boolean {
   for (let index = 0; index < words.length; index++) {
     const word = words[index] as number
     if ((word & STATE) !== Word.live || (word & Word.tracked) !== 0) continue
-    const owner = slab.owners[index] as number
-    ledgerOf(owner).settle(slab.block, owner)
+    ledgerOf(slab.owners[index] as number).settle(slab.block)
     words[index] = Word.held
   }
   typed(() => hot().forsake(slab.number))
@@ -148,6 +151,7 @@ export function promote(slab: Slab, index: number): Block {
   const ledger = ledgerOf(word)
   const requested = slab.requested(index)
   typed(() => hot().promote((slab.number << Handle.indexBits) | index, ledger.account, requested))
+  ledger.settle(slab.block)
   const { placement } = slab.stack as Stack
   const { books } = ledger
   const hold = results[0] as number
@@ -157,4 +161,17 @@ export function promote(slab: Slab, index: number): Block {
   ;(slab.promoted ??= new Map()).set(index, block)
   books?.enter(block, slab.buffer)
   return block
+}
+
+/** What the arrays on a ledger were asked for, by a look at every block. */
+export function requestedBytes({ owner }: Ledger): number {
+  let sum = 0
+  for (const slab of slabs) {
+    if (slab.retired) continue
+    for (let index = 0; index < slab.words.length; index++) {
+      const mine = (slab.owners[index] as number) >>> Owned.slackBits === owner
+      if (mine && slab.isLive(index) && !slab.isTracked(index)) sum += slab.requested(index)
+    }
+  }
+  return sum
 }

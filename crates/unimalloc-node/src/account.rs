@@ -45,10 +45,9 @@ struct Cells {
     pending_bytes: Cell,
     count: Cell,
     requested_bytes: Cell,
-    /// Blocks that a magazine handed out: JavaScript keeps the books.
+    /// Blocks that a magazine handed out: JavaScript keeps the books, and writes these when native code is to look at them.
     pooled_bytes: Cell,
     pooled_count: Cell,
-    pooled_requested_bytes: Cell,
     peak_bytes: Cell,
     peak_count: Cell,
     total_bytes: Cell,
@@ -116,16 +115,13 @@ impl Account {
         true
     }
 
-    /// Native code takes over the books of a block that a magazine handed out. For the account's own thread.
+    /// Native code takes over the books of a block that a magazine handed out; JavaScript takes it off its own.
     pub fn take_over(&self, usable: u64, requested: u64) {
         let cells = &self.cells;
         let (usable, requested) = (usable as f64, requested as f64);
         cells.held_bytes.add(usable);
         cells.requested_bytes.add(requested);
         cells.count.add(1.0);
-        cells.pooled_bytes.set(cells.pooled_bytes.get() - usable);
-        cells.pooled_requested_bytes.set(cells.pooled_requested_bytes.get() - requested);
-        cells.pooled_count.set(cells.pooled_count.get() - 1.0);
     }
 
     /// JavaScript let the block go; it still counts against the limit until [`settle`](Self::settle).
@@ -162,7 +158,8 @@ impl Account {
         self.cells.count.get() + self.cells.pooled_count.get()
     }
 
-    /// Current, peak and total bytes; current, peak and total count; requested, pending, limit, refusals.
+    /// Current, peak and total bytes; current, peak and total count; requested, pending, limit, refusals. To total and requested JavaScript
+    /// adds what its magazines handed out.
     pub fn figures(&self) -> [f64; FIGURES] {
         let cells = &self.cells;
         [
@@ -172,7 +169,7 @@ impl Account {
             self.current_count(),
             cells.peak_count.get(),
             cells.total_count.get(),
-            cells.requested_bytes.get() + cells.pooled_requested_bytes.get(),
+            cells.requested_bytes.get(),
             cells.pending_bytes.get(),
             cells.limit.get(),
             cells.refusals.get(),
