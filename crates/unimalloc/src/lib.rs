@@ -13,7 +13,7 @@
 //! unsafe { thread_free::<StandardPolicy, HostBackend>(block) }.unwrap();
 //! ```
 
-// The model checker (`--cfg loom`) runs what threads share: `meta`, and the pools over it.
+// Loom runs what threads share: `meta`, and the pools over it. Shuttle has all of the crate.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 #[cfg(not(loom))]
@@ -36,6 +36,8 @@ mod placement;
 mod policy;
 mod pool;
 mod random;
+#[cfg(all(test, shuttle))]
+mod shuttle_models;
 #[cfg(not(loom))]
 mod stream;
 mod sync;

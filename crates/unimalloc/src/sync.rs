@@ -1,11 +1,17 @@
-//! The atomics and locks the core is built on, so that a model checker can stand in for them (`--cfg loom`).
+//! The atomics and locks the core is built on, so that a model checker can stand in for them: `--cfg loom` for every
+//! interleaving of a few steps, `--cfg shuttle` for random ones of many.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
     Mutex, MutexGuard,
 };
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{
+    atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
+    Mutex, MutexGuard,
+};
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::{
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
     Mutex, MutexGuard,
@@ -20,14 +26,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Orders a write before it against a read after it, where both are sequentially consistent operations already.
-/// The model checker does not model sequentially consistent accesses, only fences; the hardware needs nothing here.
+/// Loom does not model sequentially consistent accesses, only fences; the hardware needs nothing here.
 #[inline(always)]
 pub(crate) fn model_fence() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// A function that is `const`, except under the model checker, whose atomics and locks cannot be made in one.
+/// A function that is `const`, except under loom, whose atomics and locks cannot be made in one.
 macro_rules! const_fn {
     ($(#[$about:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block) => {
         $(#[$about])*
@@ -40,3 +46,25 @@ macro_rules! const_fn {
     };
 }
 pub(crate) use const_fn;
+
+/// A static. Under a model checker each run has its own, so that no run depends on the ones before it.
+macro_rules! global {
+    ($(#[$about:meta])* static $name:ident: $type:ty = $value:expr;) => {
+        #[cfg(not(any(loom, shuttle)))]
+        $(#[$about])*
+        static $name: $type = $value;
+
+        #[cfg(loom)]
+        loom::lazy_static! {
+            $(#[$about])*
+            static ref $name: $type = $value;
+        }
+
+        #[cfg(shuttle)]
+        shuttle::lazy_static! {
+            $(#[$about])*
+            static ref $name: $type = $value;
+        }
+    };
+}
+pub(crate) use global;

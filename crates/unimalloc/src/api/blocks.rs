@@ -171,7 +171,7 @@ pub enum Freed {
 ///
 /// # Safety
 /// Nobody uses the block any more, but for work queued on streams it is marked with.
-pub(super) unsafe fn release(
+pub(crate) unsafe fn release(
     home: Home,
     block: *mut u8,
     heap: Option<&mut Heap>,

@@ -1,7 +1,7 @@
 //! Layer 7: what users call.
 
 mod arena;
-mod blocks;
+pub(crate) mod blocks;
 mod free_functions;
 pub mod magazine;
 mod retention;

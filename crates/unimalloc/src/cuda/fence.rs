@@ -3,7 +3,6 @@
 //! Unlike an [`Event`](super::Event) a fence does not keep its stream: a foreign stream may be gone before its fences are.
 
 use std::ptr;
-use std::sync::Mutex;
 
 use cudarc::driver::sys::{CUcontext, CUevent};
 
@@ -11,7 +10,7 @@ use super::device::{self, Device, Entered};
 use super::driver;
 use super::error::{CudaError, NOT_READY, SUCCESS};
 use super::stream::Stream;
-use crate::sync::lock;
+use crate::sync::{lock, Mutex};
 
 const UNTIMED: u32 = 2;
 /// Making and destroying an event costs more than recording it.

@@ -9,10 +9,16 @@ use std::ptr;
 use super::geometry::GRANULE_SHIFT;
 use crate::sync::{AtomicPtr, Ordering};
 
-/// The model checker has a map of its own in each run, with few entries.
-const ADDRESS_BITS: u32 = if cfg!(loom) { 22 } else { 48 };
+/// The model checkers have a map of their own in each run, with few entries.
+const ADDRESS_BITS: u32 = if cfg!(loom) {
+    22
+} else if cfg!(shuttle) {
+    26
+} else {
+    48
+};
 /// A leaf covers 4 GiB.
-const LEAF_SHIFT: u32 = if cfg!(loom) { 20 } else { 32 };
+const LEAF_SHIFT: u32 = if cfg!(any(loom, shuttle)) { 20 } else { 32 };
 const LEAF_BITS: u32 = LEAF_SHIFT - GRANULE_SHIFT;
 const LEAF_LEN: usize = 1 << LEAF_BITS;
 const ROOT_LEN: usize = 1 << (ADDRESS_BITS - LEAF_SHIFT);
@@ -103,7 +109,7 @@ impl<T: Sync> AddressMap<T> {
         unsafe { &*leaf }
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     fn fresh_leaf() -> Box<Leaf<T>> {
         let layout = std::alloc::Layout::new::<Leaf<T>>();
         // SAFETY: the layout's size is not zero.
@@ -115,7 +121,7 @@ impl<T: Sync> AddressMap<T> {
         unsafe { Box::from_raw(leaf) }
     }
 
-    #[cfg(loom)]
+    #[cfg(any(loom, shuttle))]
     fn fresh_leaf() -> Box<Leaf<T>> {
         Box::new(Leaf(std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()))))
     }

@@ -4,9 +4,7 @@
 //! Bits are idempotent and carry no link, so a message to a heap that is gone, or whose inbox was given to another
 //! heap since, is only a spurious bit: the reader looks the index up in its own table and ignores what does not fit.
 
-#[cfg(not(loom))]
-use crate::sync::{lock, Mutex};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{global, lock, AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// Chunk `c` has `64 << c` bits, so 26 chunks cover four billion spans.
 const CHUNKS: usize = 26;
@@ -19,8 +17,9 @@ pub(crate) struct Inbox {
     chunks: [AtomicPtr<Chunk>; CHUNKS],
 }
 
-#[cfg(not(loom))]
-static RECYCLED: Mutex<Vec<&'static Inbox>> = Mutex::new(Vec::new());
+global! {
+    static RECYCLED: Mutex<Vec<&'static Inbox>> = Mutex::new(Vec::new());
+}
 
 fn place(index: u32) -> (usize, usize, u64) {
     let chunk = (index / 64 + 1).ilog2();
@@ -37,13 +36,11 @@ impl Inbox {
     }
 
     /// An inbox for a new heap; it may still hold messages for an earlier owner.
-    #[cfg(not(loom))]
     pub(crate) fn take() -> &'static Self {
         lock(&RECYCLED).pop().unwrap_or_else(|| Box::leak(Box::new(Self::new())))
     }
 
     /// Hands the inbox on to a later heap.
-    #[cfg(not(loom))]
     pub(crate) fn recycle(&'static self) {
         lock(&RECYCLED).push(self);
     }

@@ -20,7 +20,7 @@ use crate::meta::slot;
 use crate::meta::span::{Shape, Span, DEDICATED, NO_SEGMENT};
 use crate::placement::Place;
 use crate::policy::Policy;
-use crate::sync::{const_fn, lock, AtomicUsize, Mutex, Ordering};
+use crate::sync::{const_fn, global, lock, AtomicUsize, Mutex, Ordering};
 
 pub use audit::Audit;
 pub(crate) use directory::PoolKey;
@@ -29,12 +29,9 @@ pub use huge::GlobalHugePool;
 
 use Ordering::{AcqRel, Relaxed};
 
-/// Every granule that any backend's pools hold, to the span it belongs to.
-#[cfg(not(loom))]
-static MAP: AddressMap<Span> = AddressMap::new();
-#[cfg(loom)]
-loom::lazy_static! {
-    static ref MAP: AddressMap<Span> = AddressMap::new();
+global! {
+    /// Every granule that any backend's pools hold, to the span it belongs to.
+    static MAP: AddressMap<Span> = AddressMap::new();
 }
 
 /// The span whose granules hold `address`.

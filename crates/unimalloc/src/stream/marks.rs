@@ -1,11 +1,10 @@
 //! Which streams a block is, or was last, used on.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 
 use crate::meta::slot;
 use crate::meta::span::Span;
-use crate::sync::{lock, AtomicU16, AtomicU64, Ordering};
+use crate::sync::{lock, AtomicU16, AtomicU64, Mutex, Ordering};
 
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
 

@@ -5,11 +5,11 @@
 //! stream has passed. (A generation comes round after 2³¹ streams in one place; a mark that old then waits for the wrong
 //! stream, which delays a reuse and harms nothing.)
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use super::pending::Queue;
 use crate::cuda::{Stream, WeakStream};
-use crate::sync::{lock, AtomicU32, AtomicUsize, Ordering};
+use crate::sync::{lock, AtomicU32, AtomicUsize, Mutex, Ordering};
 
 use Ordering::{Acquire, Relaxed, Release};
 

@@ -1,12 +1,10 @@
 //! The heaps that serve calls no thread's own heap can: inside a guarded closure, inside the allocator itself, and after
 //! a thread's teardown.
 
-use std::sync::Mutex;
-
 use super::heap::{BinKey, Heap};
 use crate::policy::Policy;
 use crate::pool::Home;
-use crate::sync::lock;
+use crate::sync::{lock, Mutex};
 
 /// Heaps that no thread owns, by free-list mode. [`backend_pools!`](crate::backend_pools) makes the static.
 pub struct SharedHeaps {
