@@ -131,6 +131,13 @@ impl Account {
         self.cells.count.add(-1.0);
     }
 
+    /// JavaScript let the block go, and it went back to the pools at once.
+    pub fn end(&self, usable: u64, requested: u64) {
+        self.cells.held_bytes.add(-(usable as f64));
+        self.cells.requested_bytes.add(-(requested as f64));
+        self.cells.count.add(-1.0);
+    }
+
     /// The block went back to the pools.
     pub fn settle(&self, usable: u64) {
         self.cells.held_bytes.add(-(usable as f64));

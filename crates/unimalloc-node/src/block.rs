@@ -7,7 +7,7 @@ use unimalloc::cuda::{self, CudaError, Stream};
 use unimalloc::{AllocOptions, FreeError};
 
 use crate::account::Account;
-use crate::dispatch::place;
+use crate::dispatch::{place, Backend};
 
 /// Blocks of `alloc`, of `allocUnsafe` and of magazines never share a span: one of the last is shown to JavaScript as a whole.
 const GROUP_OWN: u8 = 1;
@@ -149,11 +149,10 @@ impl Block {
         self.visible.load(Ordering::Relaxed)
     }
 
-    fn drop_visible(&self) {
+    /// Whether that was the last visible holder.
+    fn drop_visible(&self) -> bool {
         // AcqRel: what any holder did to the bytes happens before the block is handed out again.
-        if self.visible.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.account.let_go(self.usable as u64, self.requested as u64);
-        }
+        self.visible.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// Notes that work on the GPU was given the block.
@@ -197,8 +196,34 @@ impl Drop for Block {
 
 /// Ends one visible hold. When the caller was the last owner, the answer tells what came of giving the block back.
 pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
-    block.drop_visible();
-    Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back())
+    if !block.drop_visible() {
+        return Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back());
+    }
+    let (usable, requested) = (block.usable as u64, block.requested as u64);
+    if block.account.backend != Backend::Host {
+        block.account.let_go(usable, requested);
+        return Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back());
+    }
+    match Arc::try_unwrap(block) {
+        // Nothing is pending on the host: the block leaves the books in one step.
+        Ok(mut block) => {
+            block.returned = true;
+            let account = &block.account;
+            // SAFETY: as in `give_back`.
+            let freed = unsafe { account.backend.free_now(account.policy, block.address as *mut u8) };
+            match freed {
+                Ok(()) => account.end(usable, requested),
+                // It stays on the account as pending: the allocator has retired its memory.
+                Err(_) => account.let_go(usable, requested),
+            }
+            freed
+        }
+        // Somebody is looking at it, and gives it back.
+        Err(block) => {
+            block.account.let_go(usable, requested);
+            Ok(())
+        }
+    }
 }
 
 /// Keeps a block for good, because something out of our sight may still use its bytes.
