@@ -396,7 +396,8 @@ unsafe fn post_sentinel(env: sys::napi_env, shared: &Shared) -> std::result::Res
     };
     magazine.sentinels = number;
     let old = std::mem::replace(&mut magazine.sentinel, reference);
-    drop(magazine); // some engines run finalizers inside such calls
+    // Some engines run finalizers inside the call below.
+    drop(magazine);
     // SAFETY: the caller's environment, in which the reference was made.
     unsafe { delete_reference(env, old) };
     Ok(())
