@@ -443,6 +443,21 @@ fn shuttle_huge_blocks_are_taken_cached_and_released_once() {
 }
 
 #[test]
+fn shuttle_racing_frees_of_a_huge_block_have_one_winner() {
+    model(1_000, || {
+        let home = begin(UNLIMITED, false);
+        let block = take_huge(home, MAX_ALIGN).unwrap();
+        world(|world| world.give_up(block));
+        let racers = [(); 2].map(|()| thread::spawn(move || free(home, None, block).is_ok()));
+        let trimmer = thread::spawn(move || home.trim(0));
+        let winners = racers.map(|racer| usize::from(racer.join().unwrap())).iter().sum::<usize>();
+        trimmer.join().unwrap();
+        assert_eq!(winners, 1);
+        end(home);
+    });
+}
+
+#[test]
 fn shuttle_decay_and_retention_take_nothing_that_is_used() {
     model(3_000, || {
         let home = begin(UNLIMITED, true);
