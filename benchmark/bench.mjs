@@ -1,6 +1,6 @@
 // `npm run bench [-- --all-nodes] [-- --quick] [-- --out FOLDER]`: the JavaScript benchmarks on this Node, or on every one that is
 // supported. Prints tables; with --out also writes js-allocators.json, .md and a picture, as docs/results has them.
-import { spawnSync } from 'node:child_process'
+import { fork } from 'node:child_process'
 import { copyFileSync, mkdirSync, writeFileSync } from 'node:fs'
 import { cpus } from 'node:os'
 import { join } from 'node:path'
@@ -9,6 +9,7 @@ import { build } from '../scripts/build.mjs'
 import { cacheDir, capture, findCargo, root, run, runScript, SetupError } from '../scripts/setup.mjs'
 import { npmTool } from '../scripts/tools.mjs'
 import { page, picture, table } from './report.mjs'
+import { workloads } from './workloads.mjs'
 
 const NODES = ['20.20.2', '22.23.5', '24.22.3', '26.12.1']
 
@@ -43,15 +44,76 @@ function buildBare() {
   return addon
 }
 
-function measure(program, addon, options) {
-  const child = spawnSync(program, [join(root, 'benchmark', 'workloads.mjs'), JSON.stringify(options)], {
+/** A process that does rounds of one peer in one workload. */
+async function start(program, addon, workload, peer) {
+  const child = fork(join(root, 'benchmark', 'workloads.mjs'), [workload, peer], {
     cwd: root,
-    encoding: 'utf8',
-    stdio: ['ignore', 'pipe', 'inherit'],
+    execPath: program,
+    execArgv: [],
     env: { ...process.env, UNIMALLOC_BACKEND: 'host', UNIMALLOC_BENCH_ADDON: addon },
   })
-  if (child.status !== 0) throw new SetupError(`${program} ended with ${child.signal ?? child.status}`)
-  return JSON.parse(child.stdout)
+  const answer = () =>
+    new Promise((resolve, reject) => {
+      const onExit = (code, signal) =>
+        reject(new SetupError(`${workload}, ${peer}: the process ended with ${signal ?? code}; its message is above.`))
+      child.once('exit', onExit)
+      child.once('message', (message) => {
+        child.off('exit', onExit)
+        resolve(message)
+      })
+    })
+  await answer()
+  return {
+    round(milliseconds) {
+      child.send(milliseconds)
+      return answer()
+    },
+    end: () => child.disconnect(),
+  }
+}
+
+const quantile = (sorted, at) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * at))]
+
+function summary(values) {
+  const sorted = values.toSorted((a, b) => a - b)
+  return { low: quantile(sorted, 0.25), median: quantile(sorted, 0.5), high: quantile(sorted, 0.75) }
+}
+
+/** One workload: all peers in turns, so that a slow moment of the machine meets all of them. */
+async function measure(program, addon, { name, group, bytes, names }, { rounds, milliseconds }) {
+  const children = await Promise.all(names.map((peer) => start(program, addon, name, peer)))
+  const times = names.map(() => [])
+  // The first rounds warm up.
+  for (let round = -2; round < rounds; round++) {
+    for (const [index, child] of children.entries()) {
+      const time = await child.round(milliseconds)
+      if (round >= 0) times[index].push(time)
+    }
+  }
+  for (const child of children) child.end()
+  return {
+    name,
+    group,
+    ...(bytes ? { bytes } : {}),
+    peers: names.map((peer, index) => ({
+      name: peer,
+      nanoseconds: summary(times[index]),
+      // Of the first peer's time, which is ours, to this one's in the same round.
+      ratio: summary(times[0].map((time, round) => time / times[index][round])),
+    })),
+  }
+}
+
+/** The version and the rows of one Node. */
+async function measureAll(program, addon, options) {
+  const version = capture(program, ['--version'])
+  const rows = []
+  for (const workload of workloads) {
+    rows.push(await measure(program, addon, workload, options))
+    process.stderr.write('.')
+  }
+  process.stderr.write('\n')
+  return { version, rows }
 }
 
 function origin(command) {
@@ -73,11 +135,11 @@ await runScript(async () => {
   })
   await build()
   const addon = buildBare()
-  const options = values.quick ? { rounds: 5, milliseconds: 4 } : { rounds: 15, milliseconds: 10 }
+  const options = values.quick ? { rounds: 5, milliseconds: 10 } : { rounds: 15, milliseconds: 20 }
   const programs = values['all-nodes'] ? NODES.map(nodeOf) : [process.execPath]
   const nodes = []
   for (const program of programs) {
-    const result = measure(program, addon, options)
+    const result = await measureAll(program, addon, options)
     console.log(`\n${result.version}\n\n${table(result.rows)}`)
     nodes.push(result)
   }

@@ -1,20 +1,10 @@
-// What is measured, in the process of one Node. Each task does `count` operations; one operation allocates and frees once.
+// What is measured. Each task does `count` operations; one operation allocates and frees once. As a process of its own: one peer in one
+// workload, a round whenever the parent asks for one, so that no peer pays for the garbage of another, or for what the engine learned of it.
 import { createRequire } from 'node:module'
 import { Bench } from 'tinybench'
 
-const require = createRequire(import.meta.url)
-const { alloc, allocUnsafe } = require('unimalloc')
-const bare = require(process.env.UNIMALLOC_BENCH_ADDON)
-const external = bare.externalFunction()
-
 /** Something is read of every array, so that no engine leaves it out. */
 let sum = 0
-
-const hasTransfer = 'transfer' in ArrayBuffer.prototype
-
-function bareArray(bytes) {
-  return new Float32Array(external(bytes), 0, bytes >> 2)
-}
 
 const kept = new ArrayBuffer(16 * 1024 * 1024)
 let next = 0
@@ -25,22 +15,25 @@ function view(bytes) {
   return new Float32Array(kept, next, bytes >> 2)
 }
 
-function detach({ buffer }) {
-  if (hasTransfer) buffer.transfer(0)
-  else bare.detach(buffer)
-}
-
 /** Ways to get an array of so many bytes and to let it go. */
-const peers = {
-  allocUnsafe: { make: (bytes) => allocUnsafe(Float32Array, bytes >> 2), free: (array) => array.free() },
-  alloc: { make: (bytes) => alloc(Float32Array, bytes >> 2), free: (array) => array.free() },
-  'Buffer.allocUnsafe': { make: (bytes) => Buffer.allocUnsafe(bytes), free: () => {} },
-  'new Float32Array': { make: (bytes) => new Float32Array(bytes >> 2), free: () => {} },
-  'a view alone': { make: view, free: () => {} },
-  'bare external buffer': { make: bareArray, free: detach },
+function peers() {
+  const require = createRequire(import.meta.url)
+  const { alloc, allocUnsafe } = require('unimalloc')
+  const bare = require(process.env.UNIMALLOC_BENCH_ADDON)
+  const external = bare.externalFunction()
+  const detach =
+    'transfer' in ArrayBuffer.prototype ? ({ buffer }) => buffer.transfer(0) : ({ buffer }) => bare.detach(buffer)
+  return {
+    allocUnsafe: { make: (bytes) => allocUnsafe(Float32Array, bytes >> 2), free: (array) => array.free() },
+    alloc: { make: (bytes) => alloc(Float32Array, bytes >> 2), free: (array) => array.free() },
+    'Buffer.allocUnsafe': { make: (bytes) => Buffer.allocUnsafe(bytes), free: () => {} },
+    'new Float32Array': { make: (bytes) => new Float32Array(bytes >> 2), free: () => {} },
+    'a view alone': { make: view, free: () => {} },
+    'bare external buffer': { make: (bytes) => new Float32Array(external(bytes), 0, bytes >> 2), free: detach },
+  }
 }
 
-/** The same source for every pair of functions, compiled anew: no peer pays for what the engine learned of another. */
+/** The same source for every peer. */
 const fresh = (source) => (peer) => new Function('make', 'free', 'add', `return ${source}`)(peer.make, peer.free, add)
 
 function add(value) {
@@ -90,7 +83,7 @@ const sized = (title, names) => (bytes) => ({
   of: pair(bytes),
 })
 
-const workloads = [
+export const workloads = [
   ...[64, KiB, 4 * KiB, 16 * KiB, 64 * KiB, 1024 * KiB].map(sized('allocUnsafe', pooled)),
   ...[64, KiB, 4 * KiB, 64 * KiB, 1024 * KiB].map(sized('alloc', zeroed)),
   ...['fifo', 'lifo'].map((order) => ({
@@ -111,46 +104,24 @@ function processorTime() {
 const OPERATIONS = 1000
 const turn = () => new Promise((resolve) => setImmediate(resolve))
 
-const quantile = (sorted, at) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * at))]
-const summary = (values) => {
-  const sorted = values.toSorted((a, b) => a - b)
-  return { low: quantile(sorted, 0.25), median: quantile(sorted, 0.5), high: quantile(sorted, 0.75) }
-}
-
-const { rounds, milliseconds } = JSON.parse(process.argv[2])
-const rows = []
-for (const { name, group, bytes, names, of } of workloads) {
-  const functions = names.map((peer) => of(peers[peer]))
-  const times = names.map(() => [])
-  for (let round = -2; round < rounds; round++) {
-    // All peers in turns, so that a slow moment meets all of them.
-    const bench = new Bench({ time: milliseconds, iterations: 3, warmup: false, now: processorTime })
-    functions.forEach((call, index) => {
-      bench.add(names[index], async () => {
-        call(OPERATIONS)
-        await turn() // the engine ends what was let go
-      })
+/** Answers every message, a number of milliseconds, by nanoseconds for one operation. */
+function serve(workload, peer) {
+  const call = workloads.find(({ name }) => name === workload).of(peers()[peer])
+  process.on('message', async (time) => {
+    const bench = new Bench({ time, iterations: 3, warmup: false, now: processorTime })
+    bench.add(peer, async () => {
+      call(OPERATIONS)
+      await turn() // the engine ends what was let go
     })
     await bench.run()
-    bench.tasks.forEach(({ result }, index) => {
-      if (result.state !== 'completed') throw result.error ?? new Error(`${names[index]}: ${result.state}`)
-      // The first rounds warm up.
-      if (round >= 0) times[index].push((result.totalTime / result.latency.samplesCount / OPERATIONS) * 1e6)
-    })
-  }
-  rows.push({
-    name,
-    group,
-    ...(bytes ? { bytes } : {}),
-    peers: names.map((peer, index) => ({
-      name: peer,
-      nanoseconds: summary(times[index]),
-      // Of the first peer's time, which is ours, to this one's in the same round.
-      ratio: summary(times[0].map((time, round) => time / times[index][round])),
-    })),
+    const [{ result }] = bench.tasks
+    if (result.state !== 'completed') throw result.error ?? new Error(`${workload}, ${peer}: ${result.state}`)
+    process.send((result.totalTime / result.latency.samplesCount / OPERATIONS) * 1e6)
   })
-  process.stderr.write('.')
+  process.on('exit', () => {
+    if (sum < 0) console.error(sum)
+  })
+  process.send('ready')
 }
-process.stderr.write('\n')
-console.log(JSON.stringify({ version: process.version, rows }))
-if (sum < 0) console.log(sum)
+
+if (process.send !== undefined && process.argv.length === 4) serve(process.argv[2], process.argv[3])
