@@ -197,3 +197,50 @@ fn threads_that_meet_failures_at_random_lose_nothing() {
     assert!(faults.refused.load(SeqCst) > 0);
     assert_eq!(stats::<Storm>().late_double_frees, 0);
 }
+
+/// A backend that wants segments of a size no bookkeeping is made for.
+mod odd_segments {
+    use unimalloc::{backend_pools, HostBackend, MemoryBackend, StandardPolicy};
+
+    use crate::common::{alloc, free};
+
+    struct Odd<const BYTES: usize>;
+
+    // SAFETY: all calls are passed on to a backend that keeps the promises.
+    unsafe impl<const BYTES: usize> MemoryBackend for Odd<BYTES> {
+        unsafe fn allocate(size: usize) -> *mut u8 {
+            // SAFETY: the same contract.
+            unsafe { HostBackend::allocate(size) }
+        }
+        unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
+            // SAFETY: the same contract.
+            unsafe { HostBackend::deallocate(ptr, size) }
+        }
+        unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
+            false
+        }
+        unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
+            false
+        }
+        unsafe fn decommit(_: *mut u8, _: usize) -> bool {
+            false
+        }
+        fn segment_bytes() -> usize {
+            BYTES
+        }
+    }
+    backend_pools!(Odd<0>);
+    backend_pools!(Odd<5_000_000>);
+    backend_pools!(Odd<{ 1 << 40 }>);
+
+    #[test]
+    fn a_strange_segment_size_is_brought_into_bounds() {
+        for size in [16, 5000, 300_000, 3 << 20, 20 << 20] {
+            free::<StandardPolicy, Odd<0>>(alloc::<StandardPolicy, Odd<0>>(size, 16)).unwrap();
+            free::<StandardPolicy, Odd<5_000_000>>(alloc::<StandardPolicy, Odd<5_000_000>>(size, 16))
+                .unwrap();
+            free::<StandardPolicy, Odd<{ 1 << 40 }>>(alloc::<StandardPolicy, Odd<{ 1 << 40 }>>(size, 16))
+                .unwrap();
+        }
+    }
+}

@@ -178,7 +178,8 @@ unsafe fn free_slow<B: ThreadSlots>(ptr: *mut u8, notify: Option<Notify>) -> Res
 /// zeros in what is new.
 ///
 /// # Safety
-/// `ptr` is null or a live block of this backend that nobody else uses.
+/// `ptr` is null or a live block of this backend that nobody else uses: work on streams that writes to it has been waited
+/// for.
 pub unsafe fn thread_realloc<P: AllocPolicy, B: ThreadSlots>(
     ptr: *mut u8,
     new_size: usize,

@@ -55,7 +55,8 @@ impl LentSpan {
         self.span.is_pinned() && self.span.base() == self.base && self.span.block() == self.block
     }
 
-    /// One word per block. The memory is never unmapped.
+    /// One word per block. The memory is never unmapped. Only words of blocks that were lent may be written to, and only
+    /// HELD and LIVE: the allocator refuses or loses blocks whose words say something else, and never faults by it.
     pub fn words(&self) -> &'static [AtomicU16] {
         self.span.slots()
     }

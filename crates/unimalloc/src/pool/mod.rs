@@ -15,7 +15,7 @@ use crate::backend::{BackendOps, MemoryBackend};
 use crate::error::{reason_of, set_last_error, AllocError, FreeError};
 use crate::meta::address_map::AddressMap;
 use crate::meta::descriptor::Descriptors;
-use crate::meta::geometry::{class_size, round_up, span_bytes, GRANULE, MAX_ALIGN};
+use crate::meta::geometry::{class_size, round_up, span_bytes, GRANULE, MAX_ALIGN, MAX_GRANULES};
 use crate::meta::slot;
 use crate::meta::span::{Shape, Span, DEDICATED, NO_SEGMENT};
 use crate::placement::Place;
@@ -278,7 +278,9 @@ impl Home {
     }
 
     fn look_at_segment_bytes(self) -> usize {
-        let bytes = (self.ops.segment_bytes)();
+        // An outside backend may answer anything: the nearest size that the bookkeeping is made for.
+        let bytes = (self.ops.segment_bytes)().clamp(MAX_ALIGN, MAX_GRANULES * GRANULE);
+        let bytes = 1 << bytes.ilog2();
         self.pools.segment_bytes.store(bytes, Relaxed);
         bytes
     }
@@ -357,7 +359,11 @@ impl Home {
     /// A span for a class, cut from a segment. `None` with the reason in `last_error`.
     pub(crate) fn take_span(self, request: SpanRequest) -> Option<&'static Span> {
         let block = class_size(usize::from(request.class));
-        let bytes = span_bytes(usize::from(request.class), self.segment_bytes())?;
+        let Some(bytes) = span_bytes(usize::from(request.class), self.segment_bytes()) else {
+            // Another thread found the budget smaller since the request was planned.
+            set_last_error(AllocError::Budget);
+            return None;
+        };
         let (segment, base) = self.take_run(request.key, bytes / GRANULE, 1)?;
         let capacity = bytes / block;
         Some(self.make_span(request, segment, base, bytes / GRANULE, block, capacity))
