@@ -164,7 +164,8 @@ impl Span {
     /// Gives an unused descriptor a shape; every block is unused. Publish it in the address map afterwards.
     pub(crate) fn shape(&self, shape: Shape) {
         debug_assert!(
-            shape.capacity << u32::from(shape.coded) <= self.slots.len() && shape.base.is_multiple_of(GRANULE)
+            shape.capacity << u32::from(shape.coded) <= self.slots.len()
+                && shape.base.is_multiple_of(GRANULE)
         );
         for word in self.slots {
             word.store(slot::UNUSED, Relaxed);

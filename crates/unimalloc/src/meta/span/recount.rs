@@ -66,7 +66,8 @@ impl Span {
             }
         }
         let used = usize::from(self.used.load(Relaxed));
-        let in_use = count.live + count.cached + count.pending + count.quarantined + count.remote + count.held;
+        let in_use =
+            count.live + count.cached + count.pending + count.quarantined + count.remote + count.held;
         if !single && (used != in_use || capacity != used + count.listed + (capacity - fresh)) {
             return Err(format!("used {used}, fresh from {fresh}, capacity {capacity}, but {count:?}"));
         }
