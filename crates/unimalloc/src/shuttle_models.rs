@@ -6,7 +6,7 @@
 //!
 //! Each model runs under a scheduler that picks any thread at each step, and under probabilistic concurrency testing
 //! (Burckhardt and others, ASPLOS 2010) with up to five switches of priority. A failure names its seed, and
-//! `SHUTTLE_RANDOM_SEED` repeats it. `UNIMALLOC_SHUTTLE_SCHEDULES` runs that many schedules of each kind instead.
+//! `SHUTTLE_RANDOM_SEED` repeats it. `SHUTTLE_SCHEDULES` runs that many schedules of each kind instead.
 //!
 //! Memory accesses are sequentially consistent here: what weaker orders allow is for the models under loom.
 
@@ -258,7 +258,7 @@ fn number(variable: &str) -> Option<u64> {
 
 /// Runs a model under random schedules, some thousands of each kind.
 fn model(schedules: usize, f: fn()) {
-    let schedules = number("UNIMALLOC_SHUTTLE_SCHEDULES").map_or(schedules, |count| count as usize);
+    let schedules = number("SHUTTLE_SCHEDULES").map_or(schedules, |count| count as usize);
     let mut config = Config::new();
     config.stack_size = 512 << 10;
     config.failure_persistence = FailurePersistence::None; // the seed says it all
