@@ -71,26 +71,34 @@ const nameOf = (path) => path.split('/').at(-1)
  * Rust tests that use the real driver where there is one: they run under the cap. All others run as on a machine without a GPU, which is
  * hidden from them, and without the cap, because some of them set ceilings of their own.
  */
-const usesTheDevice = /^contract$|gpu/
+/** Tests on the device time it, and read counters of the whole process. */
+const oneAtATime = ['--test-threads=1']
+const usesTheDevice = /^contract$|^observed$|gpu/
 
 async function rustTests() {
   for (const program of filesIn('rust', 'tests')) {
-    const env = usesTheDevice.test(nameOf(program)) ? {} : { CUDA_VISIBLE_DEVICES: '', UNIMALLOC_MAX_BYTES: undefined }
+    const onDevice = usesTheDevice.test(nameOf(program))
+    const env = onDevice ? {} : { CUDA_VISIBLE_DEVICES: '', UNIMALLOC_MAX_BYTES: undefined }
     const counts = { passed: 0, failed: 0, skipped: [] }
-    const ended = await execute(`rust ${nameOf(program)}`, program, noGpu ? [] : ['--include-ignored'], {
-      env,
-      onLine(line) {
-        const test = /^test (\S+) .*\.\.\. ignored/.exec(line)
-        if (test) counts.skipped.push(test[1])
-        // A failed test shows the output of test runs of its own, filtered to one test.
-        const total = /^test result: \S+ (\d+) passed; (\d+) failed;.* 0 filtered out/.exec(line)
-        if (total) {
-          counts.passed += Number(total[1])
-          counts.failed += Number(total[2])
-        }
-        if (/^test .*FAILED$/.test(line)) console.log(`  ${line}`)
+    const ended = await execute(
+      `rust ${nameOf(program)}`,
+      program,
+      noGpu ? [] : ['--include-ignored', ...(onDevice ? oneAtATime : [])],
+      {
+        env,
+        onLine(line) {
+          const test = /^test (\S+) .*\.\.\. ignored/.exec(line)
+          if (test) counts.skipped.push(test[1])
+          // A failed test shows the output of test runs of its own, filtered to one test.
+          const total = /^test result: \S+ (\d+) passed; (\d+) failed;.* 0 filtered out/.exec(line)
+          if (total) {
+            counts.passed += Number(total[1])
+            counts.failed += Number(total[2])
+          }
+          if (/^test .*FAILED$/.test(line)) console.log(`  ${line}`)
+        },
       },
-    })
+    )
     if (counts.passed + counts.failed + counts.skipped.length > 0 || ended.code !== 0) {
       record(`rust ${nameOf(program)}`, ended, counts)
     }
