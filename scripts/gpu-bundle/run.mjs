@@ -71,9 +71,9 @@ const nameOf = (path) => path.split('/').at(-1)
  * Rust tests that use the real driver where there is one: they run under the cap. All others run as on a machine without a GPU, which is
  * hidden from them, and without the cap, because some of them set ceilings of their own.
  */
-/** Tests on the device time it, and read counters of the whole process. */
-const oneAtATime = ['--test-threads=1']
 const usesTheDevice = /^contract$|^observed$|gpu/
+/** They time the device, and read counters of the whole process. */
+const oneAtATime = ['--test-threads=1']
 
 async function rustTests() {
   for (const program of filesIn('rust', 'tests')) {
