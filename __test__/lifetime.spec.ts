@@ -2,6 +2,7 @@ import test from 'ava'
 import { alloc, Allocator } from 'unimalloc'
 import { MessageChannel, receiveMessageOnPort } from 'node:worker_threads'
 
+import { runProgram } from './helpers/child.js'
 import { throwsCode } from './helpers/errors.js'
 import { collectUntil } from './helpers/gc.js'
 
@@ -171,4 +172,20 @@ test('a DataView of a freed array throws instead of reading', (t) => {
   t.is(array[0], 5)
   array.free()
   t.throws(() => view.getUint8(0), { instanceOf: TypeError })
+})
+
+test('a million arrays that were freed in one go take nothing with them when their finalizers run', async (t) => {
+  // As many holds of one place as its handle has generations: the finalizer of the first must not find the last.
+  const { stdout, stderr } = await runProgram(`
+    const { Allocator } = require('unimalloc')
+    const own = new Allocator({ backend: 'host' })
+    for (let index = 0; index < 2 ** 20 - 1; index++) own.alloc(Uint8Array, 64).free()
+    const kept = own.alloc(Uint8Array, 64).fill(7)
+    const look = () => {
+      const others = Array.from({ length: 100 }, () => own.alloc(Uint8Array, 64).fill(9))
+      console.log(own.stats().currentCount, kept[0], others.some((other) => other.pointer === kept.pointer))
+    }
+    // Finalizers run in tasks; with the last of them the event loop is through.
+    setTimeout(() => setImmediate(look), 1000)`)
+  t.is(stdout, '101 7 false\n', stderr)
 })

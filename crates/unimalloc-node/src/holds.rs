@@ -5,8 +5,10 @@ use std::thread::ThreadId;
 
 use crate::block::Block;
 
-/// Names one hold, once: a handle whose hold has ended finds nothing, also after its place in the table was taken
-/// again. Exact as a double: 28 bits of place, 4 of shard, 20 of generation.
+/// Names one hold, once and for all: a handle whose hold has ended finds nothing, also after its place in the table was taken
+/// again. Exact as a double: 28 bits of place, 4 of shard, 20 of generation. A place whose generations are used up is
+/// given up, for the engine may keep a handle for as long as it likes: the finalizers of a million buffers wait for a loop that
+/// does not yield.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle(u64);
 
@@ -91,7 +93,7 @@ fn own_shard() -> usize {
     OWN.with(|own| *own)
 }
 
-/// Enters a hold. `None` when this thread's table is full, at 2^28 live arrays.
+/// Enters a hold, or gives it back when the table is full, at 2^28 places.
 pub fn insert(hold: Hold) -> Result<Handle, Hold> {
     let index = own_shard();
     let mut shard = shard(index);
@@ -113,9 +115,10 @@ pub fn take(handle: Handle) -> Option<Hold> {
     let entry =
         shard.entries.get_mut(handle.place()).filter(|entry| entry.generation == handle.generation())?;
     let hold = entry.hold.take()?;
-    entry.generation = (entry.generation + 1) % GENERATIONS;
-    entry.generation = entry.generation.max(FIRST_GENERATION);
-    shard.vacant.push(handle.place() as u32);
+    if entry.generation + 1 < GENERATIONS {
+        entry.generation += 1;
+        shard.vacant.push(handle.place() as u32);
+    }
     Some(hold)
 }
 
