@@ -140,6 +140,10 @@ test('wrong launches are refused, and the process goes on', async (t) => {
     `{ threads: 4, stream: {}, args: [a, { u32: 4 }, { f32: 1 }] }`,
     `{ threads: 4, unsafeConcurrent: 1, args: [a, { u32: 4 }, { f32: 1 }] }`,
     `{ threads: 4, args: [onHost, { u32: 4 }, { f32: 1 }] }`,
+    `{ threads: 4, args: [a, { toString: 4 }, { f32: 1 }] }`,
+    `{ threads: 4, args: [a, , { f32: 1 }] }`,
+    // Freed after its address could have been looked up.
+    `{ threads: 4, args: [pooled, { get u32() { pooled.free(); return 4 } }, { f32: 1 }] }`,
     `null`,
   ]
   await shows(
@@ -147,6 +151,7 @@ test('wrong launches are refused, and the process goes on', async (t) => {
     `
     const kernel = cuda.compile(SOURCE).kernel('fill_f32')
     const a = alloc(Float32Array, 4), dead = alloc(Float32Array, 4), onHost = new Allocator({ backend: 'host' }).alloc(Float32Array, 4)
+    const pooled = allocUnsafe(Float32Array, 4)
     dead.free()
     for (const config of [${launches.join(', ')}]) show(code(() => kernel.launch(config)))
     show(code(() => kernel.launch({ threads: 4, args: [new Float32Array(4), { u32: 4 }, { f32: 1 }] })))

@@ -9,8 +9,8 @@ import {
   makeArray,
   usableBytesOf,
 } from './arrays.js'
-import type { Kind } from './arrays.js'
-import { Block, isDetached } from './buffers.js'
+import type { Kind, Located } from './arrays.js'
+import { Block, intrinsicBuffer, intrinsicLength, isDetached } from './buffers.js'
 import { Books } from './books.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
@@ -83,6 +83,9 @@ const POOLED = 8
 /** Options of an allocator that opens its account later. */
 const DEFERRED: AllocatorOptions = {}
 
+/** Inherits nothing, not even what a library has put onto `Object.prototype`. */
+const NO_OPTIONS = Object.freeze(Object.create(null)) as AllocatorOptions
+
 const ALLOC_KEYS = ['placement', 'alignment', 'stream'] as const
 
 /** What is left to be closed of an allocator that was collected. */
@@ -113,6 +116,8 @@ export class Allocator implements Disposable {
   #opened: Opened | null = null
   #options: (() => AllocatorOptions) | null = null
   #outOfMemory: ((neededBytes: number) => boolean) | null = null
+  /** The handler runs: what it allocates itself does not call it again. */
+  #isAsking = false
   #disposed = false
   #books: Books
   /** Null until the first `allocUnsafe`, and for good where magazines do not serve. */
@@ -135,7 +140,7 @@ export class Allocator implements Disposable {
    * Throws `INVALID_ARGUMENT` for options that are none, and `CUDA_UNAVAILABLE` when `'cuda-unified'` is asked for where no GPU
    * is usable.
    */
-  constructor(options: AllocatorOptions = {}) {
+  constructor(options: AllocatorOptions = NO_OPTIONS) {
     this.#books = new Books(this, true)
     if (options !== DEFERRED) this.#open(options)
   }
@@ -209,16 +214,23 @@ export class Allocator implements Disposable {
       source = first as ArrayLike<number>
       options = second as AllocOptions | undefined
     }
-    if (ArrayBuffer.isView(source) && isDetached(source.buffer)) throw invalid('from: the source is detached or freed')
-    const array = this.#make(kind, source.length, options, 0, this.from)
+    const isTyped = kindOfArray(source) !== undefined
+    if (isTyped && isDetached(intrinsicBuffer(source))) throw invalid('from: the source is detached or freed')
+    const length = isTyped ? intrinsicLength(source) : source.length
+    // An object that is no array may say another length the next time it is asked.
+    const contents = isTyped || Array.isArray(source) ? 0 : ZEROED
+    const array = this.#make(kind, length, options, contents, this.from)
     try {
       ;(array as unknown as Uint8Array).set(source)
     } catch (error) {
-      array.free()
-      throw invalid(
-        `from: the source does not fit a ${kind.name}: ${error instanceof Error ? error.message : show(error)}`,
-      )
+      array[Symbol.dispose]()
+      const reason = error instanceof Error ? error.message : show(error)
+      throw new UnimallocError('INVALID_ARGUMENT', `from: the source does not fit a ${kind.name}: ${reason}`, {
+        cause: error,
+      })
     }
+    // Elements of the source may be getters of the program's.
+    this.#check()
     return array
   }
 
@@ -239,24 +251,25 @@ export class Allocator implements Disposable {
     const view = array as unknown as UnifiedArray
     const own = typeof array === 'object' && array !== null ? contentOfArray(array) : undefined
     if (own === undefined) throw invalid('realloc: pass an array that alloc(), allocUnsafe() or from() returned')
-    const { block, buffer } = locate('realloc', view)
-    if (block.token !== null || block.arrays > 1) {
-      throw invalid(
-        'realloc: the array is shared with other threads, which would lose it: allocate a new one and share that',
-      )
-    }
+    const { block, buffer } = locateUnshared(view)
     const kind = kindOfArray(view) as Kind
     const owner = block.owner instanceof Books ? block.owner.allocator : this
     const request = { alignment: block.alignment, placement: block.placement }
     const scope = block.scope
     const fresh = owner.#makeChecked(kind, length, request, block.pooled ? POOLED : ZEROED, this.realloc)
+    try {
+      locateUnshared(view)
+    } catch (error) {
+      fresh.free() // the out-of-memory handler has freed or shared the very array
+      throw error
+    }
     const to = locate('realloc', fresh).block
-    const bytes = Math.min(length, view.length) * kind.bytesPerElement
+    const bytes = Math.min(length, intrinsicLength(view)) * kind.bytesPerElement
     if (bytes > 0 && !typed(() => native().copyBlock(to.handle, block.handle, bytes))) {
       fresh.free()
       throw allocationError(owner.#account().number, owner.#ledger, bytes, null)
     }
-    release(block, buffer, undefined)
+    release(block, buffer)
     killArray(view)
     if (scope instanceof ArrayScope) scope.add(to, fresh.buffer as ArrayBuffer)
     return fresh as unknown as UnifiedArray<T>
@@ -307,7 +320,10 @@ export class Allocator implements Disposable {
     return this.#books.tracker?.report() ?? []
   }
 
-  /** Calls `handler` when memory is wanting; if it answers true, having freed something, the allocation is tried once more. */
+  /**
+   * Calls `handler` when memory is wanting; if it answers true, having freed something, the allocation is tried once more. What it
+   * throws, the allocation throws. It is not called again for what it allocates itself.
+   */
   onOutOfMemory(handler: ((neededBytes: number) => boolean) | null): void {
     if (handler !== null && typeof handler !== 'function') {
       throw invalid(`onOutOfMemory: the handler is ${show(handler)}; pass a function, or null for none`)
@@ -456,13 +472,24 @@ export class Allocator implements Disposable {
       made = attempt()
     }
     if (isRefusal(made) && typed(() => native().drainPending())) made = attempt()
-    if (isRefusal(made) && this.#outOfMemory?.(bytes) === true) {
+    if (isRefusal(made) && this.#askForMemory(bytes)) {
       this.#check()
       made = attempt()
     }
     if (typeof made !== 'number') return made
     if (made === NATIVE) return null
     throw allocationError(opened.number, this.#ledger, bytes, made)
+  }
+
+  /** Whether the program's handler says that it has freed something. */
+  #askForMemory(bytes: number): boolean {
+    if (this.#outOfMemory === null || this.#isAsking) return false
+    this.#isAsking = true
+    try {
+      return this.#outOfMemory(bytes) === true
+    } finally {
+      this.#isAsking = false
+    }
   }
 
   #check(): void {
@@ -508,6 +535,17 @@ function lengthError(what: string, length: unknown, kind: Kind): Error {
   if (typeof length !== 'number') return invalid(`${what}: length is ${show(length)}; pass a number`)
   if (length > most) return invalid(`${what}: length is ${length}; the most of this type is ${most}`)
   return invalid(`${what}: length is ${length}; pass a whole number from 0 up`)
+}
+
+/** The block of an array that can be moved to another. */
+function locateUnshared(view: UnifiedArray): Located {
+  const found = locate('realloc', view)
+  if (found.block.token !== null || found.block.arrays > 1) {
+    throw invalid(
+      'realloc: the array is shared with other threads, which would lose it: allocate a new one and share that',
+    )
+  }
+  return found
 }
 
 /** Whether there was a refusal that freed memory can cure. */

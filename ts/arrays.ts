@@ -1,10 +1,21 @@
-import { Block, adopt, bufferOf, contentOfBuffer, guard, intrinsicBuffer, isDetached, tagOf } from './buffers.js'
+import {
+  Block,
+  adopt,
+  bufferOf,
+  contentOfBuffer,
+  extentOf,
+  guard,
+  intrinsicBuffer,
+  isDetached,
+  tagOf,
+} from './buffers.js'
 import type { Owner } from './buffers.js'
 import { invalid, show, UnimallocError } from './errors.js'
 import { Owned } from './ledger.js'
 import type { Ledger } from './ledger.js'
 import { freeBlock, giveBack } from './magazine.js'
 import { checkFreeOptions, release } from './release.js'
+import type { CheckedFreeOptions } from './release.js'
 import { GONE, Handle, promote, retireIfDetached, slabOf } from './slabs.js'
 import type { Slab } from './slabs.js'
 import type { ArrayType, FreeOptions, TypedArray, UnifiedArray } from './types.js'
@@ -70,10 +81,12 @@ function unify(Base: ArrayType): Kind {
         this.#content = null
         return
       }
+      // The options may be objects of the program's that free the array themselves: they come first.
+      const checked = checkFreeOptions(options)
       const content = Unified.contentOf(this) ?? null
       if (content === null) throw doubleFree()
-      if (typeof content === 'number') freePooled(slabOf(content), content & Handle.indexMask, options)
-      else release(content, intrinsicBuffer(this) as ArrayBuffer, options)
+      if (typeof content === 'number') freePooled(slabOf(content), content & Handle.indexMask, checked)
+      else release(content, intrinsicBuffer(this) as ArrayBuffer, checked)
       this.#content = null
     }
 
@@ -227,20 +240,21 @@ function find(what: string, view: ArrayBufferView): Found {
   if (content === null) throw invalid(`${what}: the array was freed`)
   content ??= contentOfBuffer(buffer)
   if (content === undefined) throw isDetached(buffer) ? invalid(`${what}: ${DETACHED}`) : notOurs()
+  const { byteOffset } = extentOf(view)
   if (content instanceof Block) {
     if (content.freed) throw invalid(`${what}: the array was freed`)
     if (content.handle !== 0 && isDetached(buffer)) throw invalid(`${what}: ${DETACHED}`)
-    return { block: content, slab: GONE, index: 0, buffer, offset: view.byteOffset - content.start }
+    return { block: content, slab: GONE, index: 0, buffer, offset: byteOffset - content.start }
   }
   const slab = typeof content === 'number' ? slabOf(content) : content
   if (isDetached(buffer)) {
     retireIfDetached(slab)
     throw invalid(`${what}: ${DETACHED}`)
   }
-  const index = typeof content === 'number' ? content & Handle.indexMask : Math.floor(view.byteOffset / slab.block)
+  const index = typeof content === 'number' ? content & Handle.indexMask : Math.floor(byteOffset / slab.block)
   const block = slab.promoted?.get(index) ?? null
   if (!slab.isLive(index) || block?.freed === true) throw invalid(`${what}: the array was freed`)
-  return { block, slab, index, buffer, offset: view.byteOffset - index * slab.block }
+  return { block, slab, index, buffer, offset: byteOffset - index * slab.block }
 }
 
 /** A view of ours and the live block behind it. `offset` is where in the block the view starts. */
@@ -272,11 +286,15 @@ export function usableBytesOf(what: string, view: ArrayBufferView): number {
 /** Whether a view lies in a live block of an owner. */
 export function isOwnedBy(view: ArrayBufferView, owner: Owner, ledger: Ledger | null): boolean {
   let content: Block | Slab | number | null | undefined = contentOfArray(view)
-  if (content === undefined) content = contentOfBuffer(view.buffer)
+  if (content === undefined) {
+    const buffer = bufferOf('owns', view)
+    content = isDetached(buffer) ? undefined : contentOfBuffer(buffer)
+  }
   if (content == null) return false
   if (content instanceof Block) return !content.freed && content.owner === owner
   const slab = typeof content === 'number' ? slabOf(content) : content
-  const index = typeof content === 'number' ? content & Handle.indexMask : Math.floor(view.byteOffset / slab.block)
+  const index =
+    typeof content === 'number' ? content & Handle.indexMask : Math.floor(extentOf(view).byteOffset / slab.block)
   if (ledger === null || !slab.isLive(index) || slab.owners[index] === undefined) return false
   if (slab.isTracked(index)) return slab.promoted?.get(index)?.owner === owner
   return (slab.owners[index] as number) >>> Owned.slackBits === ledger.owner
@@ -299,11 +317,13 @@ export function deviceAddress(what: string, view: ArrayBufferView): DeviceAddres
 
 /** Frees the block of a unified array, or of a view that starts where a block does. */
 export function freeView(view: ArrayBufferView, options: FreeOptions | undefined): void {
-  const buffer = bufferOf('free', view)
-  if (contentOfArray(view) !== undefined) {
+  if (ArrayBuffer.isView(view) && contentOfArray(view) !== undefined) {
     ;(view as unknown as UnifiedArray).free(options)
     return
   }
+  const checked = checkFreeOptions(options)
+  const buffer = bufferOf('free', view)
+  const { byteOffset } = extentOf(view)
   const content = contentOfBuffer(buffer)
   if (content === undefined) throw isDetached(buffer) ? invalid(`free: ${DETACHED}`) : notOurs()
   if (content instanceof Block) {
@@ -313,25 +333,24 @@ export function freeView(view: ArrayBufferView, options: FreeOptions | undefined
       )
     }
     if (content.freed) throw doubleFree()
-    if (view.byteOffset !== 0) throw interior(view.byteOffset)
-    release(content, buffer as ArrayBuffer, options)
+    if (byteOffset !== 0) throw interior(byteOffset)
+    release(content, buffer as ArrayBuffer, checked)
     return
   }
-  const index = Math.floor(view.byteOffset / content.block)
+  const index = Math.floor(byteOffset / content.block)
   if (!isDetached(buffer)) {
     if (!content.isLive(index)) throw doubleFree()
-    if (view.byteOffset % content.block !== 0) throw interior(view.byteOffset % content.block)
+    if (byteOffset % content.block !== 0) throw interior(byteOffset % content.block)
   }
-  freePooled(content, index, options)
+  freePooled(content, index, checked)
 }
 
 /** Frees a live block of a slab, where the short way was not open. */
-function freePooled(slab: Slab, index: number, options: FreeOptions | undefined): void {
-  if (options !== undefined) checkFreeOptions(options)
+function freePooled(slab: Slab, index: number, options: CheckedFreeOptions): void {
   if (retireIfDetached(slab)) throw invalid(`free: ${DETACHED}`)
   const block = slab.promoted?.get(index)
   if (block?.freed === true) throw doubleFree()
-  if (block !== undefined || options?.stream !== undefined || options?.after !== undefined) {
+  if (block !== undefined || options.stream !== null || options.after !== null) {
     release(block ?? promote(slab, index), slab.buffer, options)
   } else if (slab.isTracked(index)) {
     throw doubleFree() // this thread has let it go; others still hold it

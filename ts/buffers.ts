@@ -107,6 +107,8 @@ export function guard(buffer: ArrayBufferLike): void {
     Object.setPrototypeOf(buffer, guarded)
 }
 
+type Getter = (this: unknown) => number
+
 const typedArray: object = Object.getPrototypeOf(Uint8Array.prototype)
 const typedArrayBuffer = Object.getOwnPropertyDescriptor(typedArray, 'buffer')?.get as (
   this: unknown,
@@ -115,9 +117,30 @@ const typedArrayTag = Object.getOwnPropertyDescriptor(typedArray, Symbol.toStrin
   this: unknown,
 ) => string | undefined
 
+const [typedArrayOffset, typedArrayBytes, typedArrayLength] = (['byteOffset', 'byteLength', 'length'] as const).map(
+  (name) => Object.getOwnPropertyDescriptor(typedArray, name)?.get,
+) as [Getter, Getter, Getter]
+const [dataViewOffset, dataViewBytes, dataViewBuffer] = (['byteOffset', 'byteLength', 'buffer'] as const).map(
+  (name) => Object.getOwnPropertyDescriptor(DataView.prototype, name)?.get,
+) as [Getter, Getter, (this: unknown) => ArrayBufferLike]
+
 /** The name of a typed array's kind; undefined for any other value. */
 export function tagOf(value: unknown): string | undefined {
   return typedArrayTag.call(value)
+}
+
+/** Where a view lies in its buffer, by the engine's own getters; all 0 when the buffer is detached. */
+export function extentOf(view: ArrayBufferView): { byteOffset: number; byteLength: number } {
+  if (tagOf(view) !== undefined)
+    return { byteOffset: typedArrayOffset.call(view), byteLength: typedArrayBytes.call(view) }
+  // Only these two throw for a detached buffer.
+  if (isDetached(dataViewBuffer.call(view))) return { byteOffset: 0, byteLength: 0 }
+  return { byteOffset: dataViewOffset.call(view), byteLength: dataViewBytes.call(view) }
+}
+
+/** The number of elements of a typed array, by the engine's own getter. */
+export function intrinsicLength(array: unknown): number {
+  return typedArrayLength.call(array)
 }
 
 /** The buffer of a typed array, by the engine's own getter. */
@@ -167,5 +190,5 @@ export function bufferOf(what: string, view: unknown): ArrayBufferLike {
       `${what}: pass a typed array, a DataView or a Buffer, not ${typeof view === 'object' ? 'another object' : typeof view}`,
     )
   }
-  return tagOf(view) === undefined ? view.buffer : intrinsicBuffer(view)
+  return tagOf(view) === undefined ? dataViewBuffer.call(view) : intrinsicBuffer(view)
 }

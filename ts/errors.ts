@@ -79,9 +79,18 @@ export function typed<R>(call: () => R): R {
 export function show(value: unknown): string {
   if (typeof value === 'string') return JSON.stringify(value.length > 40 ? `${value.slice(0, 40)}…` : value)
   if (typeof value === 'bigint') return `${value}n`
-  if (typeof value === 'function') return `the function ${value.name || '(anonymous)'}`
-  if (typeof value === 'object' && value !== null) {
-    return `an object of type ${(value.constructor as { name?: string } | undefined)?.name ?? 'Object'}`
-  }
+  if (typeof value === 'function') return `the function ${nameOf(() => value) ?? '(anonymous)'}`
+  if (typeof value === 'object' && value !== null)
+    return `an object of type ${nameOf(() => value.constructor) ?? 'Object'}`
   return String(value)
+}
+
+/** The name of a function or class; undefined where it has none, or where asking for it throws. */
+function nameOf(find: () => { name?: unknown } | undefined): string | undefined {
+  try {
+    const name = find()?.name
+    return typeof name === 'string' && name !== '' ? name : undefined
+  } catch {
+    return undefined
+  }
 }

@@ -15,7 +15,8 @@ export function checkKeys(what: string, options: unknown, known: readonly string
   if (typeof options !== 'object' || options === null || Array.isArray(options)) {
     throw invalid(`${what}: the options are ${show(options)}; pass an object, or nothing`)
   }
-  for (const key in options) {
+  // Own keys only: what some library has put onto `Object.prototype` is no option of ours.
+  for (const key of Object.keys(options)) {
     if (!known.includes(key)) {
       throw invalid(`${what}: unknown option ${show(key)}; known are ${known.join(', ')}`)
     }

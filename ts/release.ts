@@ -5,6 +5,7 @@ import { invalid, show } from './errors.js'
 import { hot } from './hot.js'
 import { native } from './native.js'
 import { streamHandle } from './cuda/stream-handle.js'
+import type { NativeStream } from './cuda/stream-handle.js'
 import { forgetShared } from './shared-blocks.js'
 import { retireIfDetached } from './slabs.js'
 import type { FreeOptions } from './types.js'
@@ -15,8 +16,7 @@ const FREE_KEYS = ['stream', 'after'] as const
  * Lets a block go: detaches its buffer, so that no view is left to touch the memory, and ends this thread's hold. Where an
  * error is thrown nothing has changed.
  */
-export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions | undefined): void {
-  if (options !== undefined) checkFreeOptions(options)
+export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeOptions = AT_ONCE): void {
   if (block.arrays > 1) {
     // Other arrays of this thread are over the same buffer.
     block.arrays--
@@ -29,21 +29,13 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
   if (block.slab !== null && retireIfDetached(block.slab)) {
     throw invalid('free: the slab that the array lies in was detached: its bytes are elsewhere, and its memory is kept')
   }
-  if (options?.stream !== undefined) {
-    const stream = streamHandle(options.stream)
+  const { stream, after } = options
+  if (stream !== null) {
     typed(() => native().recordUse(stream, block.handle))
   }
-  if (options?.after !== undefined) {
+  if (after !== null) {
     finish(block)
-    const endLater = (): void => {
-      try {
-        endHold(block, buffer)
-      } catch (error) {
-        // Nobody waits for this free: a rejection would end the process for what is no more than a report.
-        process.emitWarning(fromNative(error) as Error)
-      }
-    }
-    options.after.then(endLater, endLater)
+    void endAfter(after, block, buffer)
     return
   }
   // A slab stays: others use it.
@@ -64,7 +56,7 @@ export function release(block: Block, buffer: ArrayBuffer, options: FreeOptions 
 /** Frees a block at the end of its scope or allocator, whatever arrays are over it. No error says that its slab was taken away. */
 export function end(block: Block, buffer: ArrayBuffer): void {
   block.arrays = 1
-  if (block.slab === null || !retireIfDetached(block.slab)) return release(block, buffer, undefined)
+  if (block.slab === null || !retireIfDetached(block.slab)) return release(block, buffer)
   finish(block)
   typed(() => hot().release(block.handle)) // the memory is kept all the same
 }
@@ -102,12 +94,37 @@ function endHold(block: Block, buffer: ArrayBuffer): void {
   hot().release(block.handle)
 }
 
+/** Ends a block's hold when an operation has settled, well or not. */
+async function endAfter(after: PromiseLike<unknown>, block: Block, buffer: ArrayBuffer): Promise<void> {
+  try {
+    // What the program passes may be no real promise: `await` bears with one that throws, or calls back twice.
+    await after
+  } catch {
+    // Whoever started the operation hears of it.
+  }
+  try {
+    endHold(block, buffer)
+  } catch (error) {
+    // Nobody waits for this free: a rejection would end the process for what is no more than a report.
+    process.emitWarning(fromNative(error) as Error)
+  }
+}
+
+/** Options of a free, each read once: getters of the program's run before anything is done, and not again. */
+export interface CheckedFreeOptions {
+  readonly stream: NativeStream | null
+  readonly after: PromiseLike<unknown> | null
+}
+
+const AT_ONCE: CheckedFreeOptions = { stream: null, after: null }
+
 /** Refuses what are no options of a free. */
-export function checkFreeOptions(options: FreeOptions): void {
+export function checkFreeOptions(options: FreeOptions | undefined): CheckedFreeOptions {
+  if (options === undefined) return AT_ONCE
   checkKeys('free', options, FREE_KEYS)
   const { stream, after } = options
   if (after !== undefined && typeof (after as { then?: unknown } | null)?.then !== 'function') {
     throw invalid(`free: after is ${show(after)}; pass the promise of the unfinished operation`)
   }
-  if (stream !== undefined) streamHandle(stream)
+  return { stream: stream === undefined ? null : streamHandle(stream), after: after ?? null }
 }

@@ -104,6 +104,11 @@ export class ArrayScope implements Scope, Collector {
   }
 
   #collect<T extends UnifiedArray>(array: T): T {
+    if (this.#ended) {
+      // An out-of-memory handler has ended the scope meanwhile.
+      array[Symbol.dispose]()
+      this.#check()
+    }
     const { block, buffer } = locate('scope', array)
     this.add(block, buffer)
     return array

@@ -1,6 +1,6 @@
 import { killArray, kindNamed, kindOfArray, makeAnother, makeArray, locate } from './arrays.js'
 import type { Kind } from './arrays.js'
-import { Block, adopt } from './buffers.js'
+import { Block, adopt, intrinsicLength } from './buffers.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
 import { native } from './native.js'
 import { checkKeys } from './options.js'
@@ -39,7 +39,7 @@ export function share<T>(array: UnifiedArray<T>, options: { transfer?: boolean }
     throw invalid('share: pass the array that alloc(), allocUnsafe() or from() returned, not a part of it')
   }
   const binding = native()
-  const length = view.length
+  const length = intrinsicLength(view)
   const fields = { unimalloc: 1, process: typed(() => binding.processNonce()), type: kind.name, length } as const
   if (block.handle === 0) {
     if (transfer) array.free()
@@ -51,7 +51,7 @@ export function share<T>(array: UnifiedArray<T>, options: { transfer?: boolean }
   const id = typed(() => binding.shareBlock(block.handle, transfer))
   block.token = id
   if (transfer) {
-    release(block, buffer, undefined)
+    release(block, buffer)
     killArray(view)
   } else {
     rememberShared(id, block, buffer)
@@ -83,7 +83,7 @@ export function attach<T = TypedArray>(token: SharedToken<T>): UnifiedArray<T> {
   try {
     checkFits(kind, length, requested)
   } catch (error) {
-    release(block, buffer, undefined)
+    release(block, buffer)
     throw fromNative(error)
   }
   rememberShared(id, block, buffer)

@@ -103,10 +103,11 @@ const KINDS: Record<string, Kind> = {
 export function packArguments(args: unknown): PackedArguments {
   if (!Array.isArray(args))
     throw invalid(`launch: args is ${show(args)}; pass an array with one entry for each parameter`)
-  const kinds = new Uint32Array(args.length)
+  // All that may run code of the program comes first: it might free an array whose address was looked up already.
+  const read = Array.from(args as unknown[], (arg, index) => readArgument(arg, index))
+  const kinds = new Uint32Array(read.length)
   const held: number[] = []
-  const sizes = args.map((arg, index) => sizeOf(arg, index))
-  const total = sizes.reduce((sum, size) => sum + size, 0)
+  const total = read.reduce((sum, { size }) => sum + size, 0)
   if (total > MAX_BYTES) {
     throw invalid(
       `launch: the arguments have ${total} bytes and CUDA allows ${MAX_BYTES}: put large structures into an array`,
@@ -115,9 +116,9 @@ export function packArguments(args: unknown): PackedArguments {
   const values = new Uint8Array(total)
   const view = new DataView(values.buffer)
   let at = 0
-  args.forEach((arg, index) => {
-    kinds[index] = write(arg, index, view, at, held)
-    at += sizes[index] as number
+  read.forEach((argument, index) => {
+    kinds[index] = write(argument, index, view, at, held)
+    at += argument.size
   })
   return { kinds, values, held: Float64Array.from(held) }
 }
@@ -126,7 +127,7 @@ export function packArguments(args: unknown): PackedArguments {
 function tagOf(arg: unknown, index: number): string {
   const keys = typeof arg === 'object' && arg !== null ? Object.keys(arg) : []
   const tag = keys[0]
-  if (keys.length === 1 && tag !== undefined && (tag in KINDS || tag === 'bytes')) return tag
+  if (keys.length === 1 && tag !== undefined && (Object.hasOwn(KINDS, tag) || tag === 'bytes')) return tag
   const hint =
     typeof arg === 'number'
       ? `say the C type, as { f32: ${arg} } or { i32: ${arg} }`
@@ -134,21 +135,31 @@ function tagOf(arg: unknown, index: number): string {
   throw invalid(`launch: argument ${index} is ${show(arg)}; ${hint}`)
 }
 
-function sizeOf(arg: unknown, index: number): number {
-  if (ArrayBuffer.isView(arg)) return 8
+/** An argument after the program's objects were read: an array, or the value under its tag. */
+interface ReadArgument {
+  array: ArrayBufferView | null
+  tag: string
+  value: unknown
+  size: number
+}
+
+function readArgument(arg: unknown, index: number): ReadArgument {
+  if (ArrayBuffer.isView(arg)) return { array: arg, tag: 'pointer', value: null, size: 8 }
   const tag = tagOf(arg, index)
-  if (tag !== 'bytes') return (KINDS[tag] as Kind).size
-  const { bytes } = arg as { bytes: unknown }
-  if (!(bytes instanceof Uint8Array) || bytes.length === 0) {
-    throw invalid(`launch: argument ${index}, bytes, is ${show(bytes)}; pass a Uint8Array with the structure's bytes`)
+  const value = (arg as Record<string, unknown>)[tag]
+  if (tag !== 'bytes') return { array: null, tag, value, size: (KINDS[tag] as Kind).size }
+  if (!(value instanceof Uint8Array) || value.length === 0) {
+    throw invalid(`launch: argument ${index}, bytes, is ${show(value)}; pass a Uint8Array with the structure's bytes`)
   }
-  return bytes.length
+  const bytes = Uint8Array.from(value)
+  return { array: null, tag, value: bytes, size: bytes.length }
 }
 
 /** Writes one argument and answers its kind. */
-function write(arg: unknown, index: number, view: DataView, at: number, held: number[]): number {
-  if (ArrayBuffer.isView(arg)) {
-    const { address, hold, backend } = deviceAddress(`launch: argument ${index}`, arg)
+function write(argument: ReadArgument, index: number, view: DataView, at: number, held: number[]): number {
+  const { array, tag, value } = argument
+  if (array !== null) {
+    const { address, hold, backend } = deviceAddress(`launch: argument ${index}`, array)
     if (hold !== 0) held.push(hold)
     else if (backend === BACKENDS.indexOf('host')) {
       throw invalid(
@@ -158,15 +169,13 @@ function write(arg: unknown, index: number, view: DataView, at: number, held: nu
     view.setBigUint64(at, BigInt(address), true)
     return POINTER
   }
-  const tag = tagOf(arg, index)
   if (tag === 'bytes') {
-    const { bytes } = arg as { bytes: Uint8Array }
-    new Uint8Array(view.buffer).set(bytes, at)
-    return BYTES + bytes.length
+    new Uint8Array(view.buffer).set(value as Uint8Array, at)
+    return BYTES + argument.size
   }
   const kind = KINDS[tag] as Kind
   try {
-    kind.write(view, at, (arg as Record<string, never>)[tag] as never)
+    kind.write(view, at, value as never)
   } catch (error) {
     throw invalid(`launch: argument ${index}, ${tag}, ${(error as Error).message}`)
   }

@@ -1,4 +1,5 @@
 import { locate } from '../arrays.js'
+import { extentOf } from '../buffers.js'
 
 /** A view as native code finds it again. */
 export interface Range {
@@ -10,6 +11,7 @@ export interface Range {
 /** Where a view lies; null when it is empty and has no memory. */
 export function rangeOf(what: string, view: ArrayBufferView): Range | null {
   const { block, offset } = locate(what, view)
-  if (block.handle === 0 || view.byteLength === 0) return null
-  return { handle: block.handle, offset, bytes: view.byteLength }
+  const { byteLength } = extentOf(view)
+  if (block.handle === 0 || byteLength === 0) return null
+  return { handle: block.handle, offset, bytes: byteLength }
 }

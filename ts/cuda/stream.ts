@@ -1,3 +1,4 @@
+import { extentOf } from '../buffers.js'
 import { fromNative, invalid, show, typed, UnimallocError } from '../errors.js'
 import { native } from '../native.js'
 import type { Native } from '../native.js'
@@ -91,9 +92,8 @@ export class Stream implements Disposable {
     const stream = streamHandle(this)
     const target = rangeOf('copy: to', to)
     const source = rangeOf('copy: from', from)
-    if (to.byteLength !== from.byteLength) {
-      throw invalid(`copy: ${from.byteLength} bytes do not fit ${to.byteLength}; pass views of the same length`)
-    }
+    const [room, bytes] = [extentOf(to).byteLength, extentOf(from).byteLength]
+    if (room !== bytes) throw invalid(`copy: ${bytes} bytes do not fit ${room}; pass views of the same length`)
     if (target === null || source === null) return
     if (target.handle === source.handle && Math.abs(target.offset - source.offset) < target.bytes) {
       throw invalid('copy: the views overlap; copy to another array first')
