@@ -1,5 +1,6 @@
-// `npm run format`: rustfmt and prettier, writing.
+// `npm run format`: rustfmt, prettier and the figures of the documentation, writing.
 import { join } from 'node:path'
+import { figures } from './figures.mjs'
 import { checkNode, findCargo, installPackages, root, run, runScript } from './setup.mjs'
 
 await runScript(() => {
@@ -12,4 +13,5 @@ await runScript(() => {
     '--log-level=warn',
     '.',
   ])
+  figures()
 })
