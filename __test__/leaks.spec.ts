@@ -1,3 +1,9 @@
+import { mkdtempSync, rmSync, symlinkSync, mkdirSync, writeFileSync } from 'node:fs'
+import { spawnSync } from 'node:child_process'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
 import test from 'ava'
 import { Allocator } from 'unimalloc'
 
@@ -72,3 +78,78 @@ test('UNIMALLOC_TRACK=1 reports at exit what was not freed, with the place', asy
   const untracked = await runProgram(program, { UNIMALLOC_BACKEND: 'host' })
   t.is(untracked.stderr, '')
 })
+
+/** Every way to an array, each on a line of its own from the fifth on. */
+const WAYS = `
+const own = new Allocator({ track: true, backend: 'host' })
+const kept = []
+function ways() {
+  kept.push(own.alloc(Uint8Array, 1))
+  kept.push(own.allocUnsafe(Uint8Array, 2))
+  kept.push(own.from(Uint8Array, [1, 2, 3]))
+  kept.push(own.scope().alloc(Uint8Array, 4))
+  kept.push(own.scope().allocUnsafe(Uint8Array, 5))
+  kept.push(own.scope().from(new Uint8Array(6)))
+  kept.push(own.realloc(own.alloc(Uint8Array, 1), 7))
+  kept.push(alloc(Uint8Array, 8))
+  kept.push(allocUnsafe(Uint8Array, 9))
+  kept.push(from(new Uint8Array(10)))
+}
+ways()
+const first = (leak) => [leak.bytes, leak.stack.split('\\n')[0]]
+console.log(JSON.stringify([...own.leaks(), ...allocator.leaks()].map(first).sort(([a], [b]) => a - b)))
+`
+const NAMES = '{ alloc, allocator, Allocator, allocUnsafe, from }'
+
+/** A source map in which line N of what runs is line N of `original.ts`. */
+const MAP = `//# sourceMappingURL=data:application/json;base64,${Buffer.from(
+  JSON.stringify({
+    version: 3,
+    sources: ['original.ts'],
+    names: [],
+    mappings: WAYS.split('\n')
+      .map((_, line) => (line === 0 ? 'AAAA' : 'AACA'))
+      .join(';'),
+  }),
+).toString('base64')}`
+
+const programs: Record<string, { file: string; text: string; flags: string[]; shown: string }> = {
+  'an ES module': {
+    file: 'program.mjs',
+    text: `import ${NAMES} from 'unimalloc'${WAYS}`,
+    flags: [],
+    shown: 'program.mjs',
+  },
+  CommonJS: {
+    file: 'program.cjs',
+    text: `const ${NAMES} = require('unimalloc')${WAYS}`,
+    flags: [],
+    shown: 'program.cjs',
+  },
+  'a program with source maps': {
+    file: 'mapped.mjs',
+    text: `import ${NAMES} from 'unimalloc'${WAYS}${MAP}\n`,
+    flags: ['--enable-source-maps'],
+    shown: 'original.ts',
+  },
+}
+
+for (const [title, { file, text, flags, shown }] of Object.entries(programs)) {
+  test(`the first line of a stack is the program's own: ${title}`, (t) => {
+    const folder = mkdtempSync(join(tmpdir(), 'unimalloc-leaks-'))
+    t.teardown(() => rmSync(folder, { recursive: true, force: true }))
+    mkdirSync(join(folder, 'node_modules'))
+    symlinkSync(fileURLToPath(new URL('..', import.meta.url)), join(folder, 'node_modules', 'unimalloc'), 'junction')
+    writeFileSync(join(folder, file), text)
+    const env = { ...process.env, UNIMALLOC_TRACK: '1', UNIMALLOC_BACKEND: 'host', NODE_OPTIONS: '' }
+    const { stdout, stderr } = spawnSync(process.execPath, [...flags, file], { cwd: folder, env, encoding: 'utf8' })
+    const frames = JSON.parse(stdout || '[]') as [number, string][]
+    t.deepEqual(
+      frames.map(([bytes]) => bytes),
+      [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+      stderr,
+    )
+    for (const [bytes, frame] of frames) t.regex(frame, new RegExp(`at ways .*${shown}:${bytes + 4}:`), stderr)
+    t.regex(stderr, /^unimalloc: 10 arrays with 55 B were not freed/m)
+  })
+}

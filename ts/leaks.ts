@@ -1,3 +1,6 @@
+import { dirname, join, sep } from 'node:path'
+import { pathToFileURL } from 'node:url'
+
 import { native } from './native.js'
 import { showBytes } from './stats.js'
 import type { LeakReport } from './types.js'
@@ -7,6 +10,20 @@ interface Allocation {
   stack: string
   /** Nobody but `free` ends it: when its buffer was collected all the same, it was leaked. */
   pooled: boolean
+}
+
+/** How a frame of this package names its place: the bundle's, or, where the program runs with source maps, a source's. */
+const own = ((): string[] => {
+  const root = dirname(dirname(__filename))
+  const places = [`${__filename}:`, join(root, 'ts') + sep]
+  return [...places, `${pathToFileURL(__filename).href}:`, `${pathToFileURL(join(root, 'ts')).href}/`]
+})()
+
+/** The frames of a stack from the first that is not this package's: whoever reads it looks for a line of their own. */
+function callers(stack: string): string {
+  const frames = stack.split('\n').slice(1)
+  const first = frames.findIndex((frame) => !own.some((place) => frame.includes(place)))
+  return frames.slice(Math.max(first, 0)).join('\n')
 }
 
 /** Remembers where every live allocation of an allocator came from. */
@@ -22,8 +39,7 @@ export class Tracker {
     }
     const holder: { stack?: string } = {}
     Error.captureStackTrace?.(holder, caller as () => unknown)
-    const stack = (holder.stack ?? new Error().stack ?? '').split('\n').slice(1).join('\n')
-    this.#live.set(handle, { bytes, stack, pooled })
+    this.#live.set(handle, { bytes, stack: callers(holder.stack ?? new Error().stack ?? ''), pooled })
   }
 
   /** The program let the allocation go. */

@@ -44,16 +44,17 @@ function runtime(): Report['runtime'] {
     version: versions[name] ?? process.version,
     platform: process.platform,
     arch: process.arch,
-    libc: process.platform === 'linux' ? linuxLibrary() : null,
+    libc: process.platform === 'linux' ? linuxLibrary(name) : null,
   }
 }
 
-function linuxLibrary(): string {
+function linuxLibrary(runtimeName: string): string {
   // Looking up the names of open connections can take seconds. (Newer than the oldest Node's types.)
   Object.assign(process.report, { excludeNetwork: true })
   const { header } = process.report.getReport() as unknown as { header?: { glibcVersionRuntime?: string } }
-  // Deno and Bun have parts of the report only; they run on glibc alone here.
-  return header?.glibcVersionRuntime ? `glibc ${header.glibcVersionRuntime}` : 'unknown'
+  if (header?.glibcVersionRuntime) return `glibc ${header.glibcVersionRuntime}`
+  // Deno and Bun have parts of the report only.
+  return runtimeName === 'node' ? 'musl' : 'unknown'
 }
 
 /** Whether the engine itself reads `using`; TypeScript and bundlers translate it everywhere. */
