@@ -89,8 +89,14 @@ pub unsafe trait MemoryBackend: 'static {
     /// # Safety
     /// The range lies inside a block that the caller owns.
     unsafe fn fill(ptr: *mut u8, byte: u8, len: usize) -> bool {
-        // SAFETY: the caller owns the range.
-        unsafe { ptr.write_bytes(byte, len) };
+        if len == 16 {
+            // A redzone: two words, where `memset` would first have to find out.
+            // SAFETY: the caller owns the range.
+            unsafe { ptr.cast::<[u8; 16]>().write([byte; 16]) };
+        } else {
+            // SAFETY: the caller owns the range.
+            unsafe { ptr.write_bytes(byte, len) };
+        }
         true
     }
 

@@ -9,7 +9,8 @@
 //! Whoever writes to a slot word without the process's key has one chance in 65,536 that the tag still fits. The mix is
 //! not a cryptographic MAC: it is there to notice stray and naive writes to host memory, in a few cycles.
 
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::Once;
 
 use super::slot;
 use crate::random::seed;
@@ -19,62 +20,91 @@ use crate::sync::{AtomicU16, Ordering::Relaxed};
 const END: u16 = 0x1FFF;
 const MASK: u16 = 0x1FFF;
 
+/// The process's keys: two loads without a question whether they are there.
+static ADD: AtomicU64 = AtomicU64::new(0);
+static MULTIPLY: AtomicU64 = AtomicU64::new(0);
+
+/// Draws the keys. Called before a span gets tags, so whoever knows of such a span reads them whole.
+pub(super) fn make_keys() {
+    static MADE: Once = Once::new();
+    MADE.call_once(|| {
+        ADD.store(seed(), Relaxed);
+        MULTIPLY.store(seed() | 1, Relaxed);
+    });
+}
+
+#[derive(Clone, Copy)]
 struct Keys {
     add: u64,
     multiply: u64,
 }
 
-fn keys() -> &'static Keys {
-    static KEYS: OnceLock<Keys> = OnceLock::new();
-    KEYS.get_or_init(|| Keys { add: seed(), multiply: seed() | 1 })
-}
-
-/// Sixteen bits that depend on the keys, the span, the block and the word.
-fn mac(span: usize, index: u16, word: u16) -> u16 {
-    let keys = keys();
-    let mixed = (span as u64 ^ (u64::from(index) << 16) ^ u64::from(word)).wrapping_add(keys.add);
-    let mixed = (mixed ^ (mixed >> 31)).wrapping_mul(keys.multiply);
-    ((mixed ^ (mixed >> 29)).wrapping_mul(keys.multiply) >> 48) as u16
+impl Keys {
+    /// Sixteen bits that depend on the keys, the span, the block and the word.
+    #[inline(always)]
+    fn mac(self, span: usize, index: u16, word: u16) -> u16 {
+        let mixed = (span as u64 ^ (u64::from(index) << 16) ^ u64::from(word)).wrapping_add(self.add);
+        let mixed = (mixed ^ (mixed >> 31)).wrapping_mul(self.multiply);
+        ((mixed ^ (mixed >> 29)).wrapping_mul(self.multiply) >> 48) as u16
+    }
 }
 
 /// The slot words and tags of one span.
 #[derive(Clone, Copy)]
 pub(super) struct Coded<'a> {
     /// Distinguishes spans, so that words cannot be moved between them.
-    pub span: usize,
-    pub slots: &'a [AtomicU16],
+    span: usize,
+    words: &'a [AtomicU16],
+    tags: &'a [AtomicU16],
+    keys: Keys,
 }
 
-impl Coded<'_> {
-    fn tag(&self, index: u16) -> &AtomicU16 {
-        &self.slots[self.slots.len() / 2 + usize::from(index)]
+impl<'a> Coded<'a> {
+    #[inline(always)]
+    pub fn new(span: usize, slots: &'a [AtomicU16]) -> Self {
+        let (words, tags) = slots.split_at(slots.len() / 2);
+        let keys = Keys { add: ADD.load(Relaxed), multiply: MULTIPLY.load(Relaxed) };
+        Self { span, words, tags, keys }
+    }
+
+    #[inline(always)]
+    fn mac(&self, index: u16, word: u16) -> u16 {
+        self.keys.mac(self.span, index, word)
     }
 
     /// Writes a state and its tag.
+    #[inline(always)]
     pub fn set_state(&self, index: u16, state: u16) {
-        self.slots[usize::from(index)].store(state, Relaxed);
-        self.tag(index).store(mac(self.span, index, state), Relaxed);
+        let at = usize::from(index);
+        self.words[at].store(state, Relaxed);
+        self.tags[at].store(self.mac(index, state), Relaxed);
     }
 
     /// Writes a link and its tag.
+    #[inline(always)]
     pub fn set_link(&self, index: u16, link: u16) {
         let link = if link == slot::END { END } else { link };
-        self.set_state(index, link ^ (mac(self.span, index, 0) & MASK));
+        self.set_state(index, link ^ (self.mac(index, 0) & MASK));
+    }
+
+    /// The word, if its tag fits.
+    #[inline(always)]
+    fn verified(&self, index: u16) -> Option<u16> {
+        let at = usize::from(index);
+        let word = self.words.get(at)?.load(Relaxed);
+        (self.tags.get(at)?.load(Relaxed) == self.mac(index, word)).then_some(word)
     }
 
     /// Whether the word and its tag fit.
+    #[inline(always)]
     pub fn verify(&self, index: u16) -> bool {
-        let word = self.slots[usize::from(index)].load(Relaxed);
-        self.tag(index).load(Relaxed) == mac(self.span, index, word)
+        self.verified(index).is_some()
     }
 
     /// The link of a free block; `None` where the tag does not fit or the link leads nowhere.
+    #[inline(always)]
     pub fn link(&self, index: u16, capacity: u16) -> Option<u16> {
-        if !self.verify(index) {
-            return None;
-        }
-        let word = self.slots[usize::from(index)].load(Relaxed);
-        match word ^ (mac(self.span, index, 0) & MASK) {
+        match self.verified(index)? ^ (self.mac(index, 0) & MASK) {
             END => Some(slot::END),
             link if link < capacity => Some(link),
             _ => None,
@@ -89,7 +119,8 @@ mod tests {
     #[test]
     fn links_come_back_and_changed_words_or_tags_are_noticed() {
         let slots: Vec<_> = (0..32).map(|_| AtomicU16::new(0)).collect();
-        let coded = Coded { span: 0x1234_5640, slots: &slots };
+        make_keys();
+        let coded = Coded::new(0x1234_5640, &slots);
         for link in (0..16).chain([slot::END]) {
             coded.set_link(5, link);
             assert_eq!(coded.link(5, 16), Some(link));

@@ -22,7 +22,7 @@ mod recount;
 
 use std::ptr;
 
-use super::codec::Coded;
+use super::codec::{make_keys, Coded};
 use super::geometry::{reciprocal, GRANULE};
 use super::inbox::Inbox;
 use super::marks::MarkTable;
@@ -68,10 +68,6 @@ pub(crate) struct Span {
     coded: AtomicU8,
     /// A magazine maps the span: it must keep its shape. The keeper's.
     pinned: AtomicU8,
-    pub(crate) free_head: AtomicU16,
-    /// Blocks from here on were never handed out.
-    pub(crate) fresh: AtomicU16,
-    pub(crate) used: AtomicU16,
     capacity: AtomicU16,
     keeper: AtomicU64,
     remote: &'static [AtomicU64],
@@ -84,10 +80,15 @@ pub(crate) struct Span {
     /// Which pool the span's memory belongs to, as an index of [`BackendPools`].
     pub(crate) key: AtomicU32,
     pub(crate) class: AtomicU16,
-    /// Whether some list of the keeper (or the orphan list) holds the span.
-    listed: AtomicU8,
+    // What the keeper alone writes, and often: in a cache line that remote frees do not read.
     next: AtomicPtr<Span>,
     prev: AtomicPtr<Span>,
+    pub(crate) free_head: AtomicU16,
+    /// Blocks from here on were never handed out.
+    pub(crate) fresh: AtomicU16,
+    pub(crate) used: AtomicU16,
+    /// Whether some list of the keeper (or the orphan list) holds the span.
+    listed: AtomicU8,
     /// For a span that is not cut from a segment: the region as the backend returned it.
     pub(crate) region: AtomicUsize,
     pub(crate) region_bytes: AtomicUsize,
@@ -186,6 +187,9 @@ impl Span {
         self.bin.store(DEDICATED, Relaxed);
         self.lane.store(shape.lane, Relaxed);
         self.group.store(shape.group, Relaxed);
+        if shape.coded {
+            make_keys();
+        }
         self.coded.store(u8::from(shape.coded), Relaxed);
         self.pinned.store(0, Relaxed);
         self.free_head.store(slot::END, Relaxed);
@@ -361,7 +365,7 @@ impl Span {
 
     fn coded(&self) -> Option<Coded<'static>> {
         let span = ptr::from_ref(self) as usize;
-        self.is_coded().then_some(Coded { span, slots: self.slots })
+        self.is_coded().then(|| Coded::new(span, self.slots))
     }
 
     /// Whether slot words carry tags.
@@ -413,6 +417,12 @@ impl Span {
     /// Whether a block can be popped without draining.
     pub(crate) fn has_free(&self) -> bool {
         self.free_head.load(Relaxed) != slot::END || self.fresh.load(Relaxed) < self.capacity()
+    }
+
+    /// The address of the block at the head of the free list.
+    pub(crate) fn first_listed(&self) -> Option<usize> {
+        let head = self.free_head.load(Relaxed);
+        (head != slot::END).then(|| self.address(head))
     }
 
     pub(crate) fn free_blocks(&self) -> usize {

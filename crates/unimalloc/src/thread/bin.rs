@@ -52,6 +52,11 @@ impl Bin {
         self.len as usize
     }
 
+    /// Whether it never holds a block: each comes from a span's list, and goes back to it.
+    pub fn is_cacheless(&self) -> bool {
+        self.limit == 0
+    }
+
     pub fn is_full(&self) -> bool {
         self.len() >= usize::from(self.limit)
     }

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
 use super::bin::Bin;
+use super::prefetch::prefetch;
 use crate::backend::fork;
 use crate::error::{last_error, AllocError};
 use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
@@ -134,7 +135,27 @@ impl Heap {
             block.slot.store(slot::LIVE, Relaxed);
             return block.address;
         }
+        if let (true, Some(span)) = (bin.is_cacheless(), bin.partial) {
+            if let Some(address) = self.take_listed(at, span) {
+                return address;
+            }
+        }
         self.refill(at)
+    }
+
+    /// A block off a span's list, live, for a bin without a cache: there each allocation comes this way. `None`, with nothing
+    /// done, where the refill has to look: at a span without free blocks, or one whose list does not verify.
+    fn take_listed(&mut self, at: usize, span: &'static Span) -> Option<usize> {
+        let index = span.pop().ok().flatten()?;
+        span.set_state(index, slot::LIVE);
+        match span.first_listed() {
+            // The next one's contents are written when it is handed out, and those kept back after it pushed it out of the
+            // processor's nearest caches.
+            Some(next) => prefetch(next, span.block()),
+            None if !span.has_free() => self.park(at, span),
+            None => {}
+        }
+        Some(span.address(index))
     }
 
     #[cold]

@@ -6,6 +6,7 @@
 mod allocator;
 mod bin;
 pub(crate) mod heap;
+mod prefetch;
 mod shared;
 pub(crate) mod slots;
 #[cfg(test)]
