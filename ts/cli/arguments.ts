@@ -1,11 +1,6 @@
 import { parseArgs } from 'node:util'
 
-/** What the program's exit code says; `docs/guide/cli.md` has the same table. */
-export const EXIT = { ok: 0, failed: 1, usage: 2, noGpu: 3 } as const
-export type ExitCode = (typeof EXIT)[keyof typeof EXIT]
-
-/** A command line that makes no sense. The message is for the user, and names the help. */
-export class UsageError extends Error {}
+import { UsageError } from './exit.js'
 
 const BACKENDS = ['auto', 'host', 'cuda-unified'] as const
 export type BackendChoice = (typeof BACKENDS)[number]

@@ -2,8 +2,9 @@ import { performance } from 'node:perf_hooks'
 
 import { Allocator, cuda } from 'unimalloc'
 
-import { EXIT } from './arguments.js'
-import type { BackendChoice, ExitCode } from './arguments.js'
+import type { BackendChoice } from './arguments.js'
+import { EXIT } from './exit.js'
+import type { ExitCode } from './exit.js'
 import { FILL_PTX } from './kernel.js'
 import { bytes, seconds, styled, table } from './text.js'
 

@@ -1,11 +1,12 @@
-import { accessSync, constants, writeFileSync } from 'node:fs'
+import { accessSync, constants, statSync, writeFileSync } from 'node:fs'
 import { dirname, resolve } from 'node:path'
 import { performance } from 'node:perf_hooks'
 
 import { Allocator, cuda, UnimallocError, whyNoCuda } from 'unimalloc'
 
-import { EXIT } from './arguments.js'
-import type { BackendChoice, ExitCode } from './arguments.js'
+import type { BackendChoice } from './arguments.js'
+import { EXIT, Failure } from './exit.js'
+import type { ExitCode } from './exit.js'
 import { encodePng } from './png.js'
 import { KERNEL, paint, seed, step, worstDifference } from './reaction.js'
 import type { Dish } from './reaction.js'
@@ -94,10 +95,26 @@ async function grow(memory: Allocator, side: Side) {
   return { v: from[1], worst, spent: spent / 1000 }
 }
 
+/** Refuses a name for the picture that it cannot have: better now than after the work. */
+function checkWritable(path: string): void {
+  const folder = dirname(path)
+  if (!statSync(folder, { throwIfNoEntry: false })?.isDirectory()) {
+    throw new Failure(`--out: there is no folder ${folder}; make it, or choose another name for the picture`)
+  }
+  const there = statSync(path, { throwIfNoEntry: false })
+  if (there?.isDirectory()) throw new Failure(`--out: ${path} is a folder; choose another name for the picture`)
+  try {
+    accessSync(there === undefined ? folder : path, constants.W_OK)
+  } catch (error) {
+    throw new Failure(`--out: ${path} may not be written by this user; choose another name for the picture`, {
+      cause: error,
+    })
+  }
+}
+
 export async function demo({ backend, out }: { backend: BackendChoice; out: string }): Promise<ExitCode> {
   const path = resolve(out)
-  // Better now than after the work.
-  accessSync(dirname(path), constants.W_OK)
+  checkWritable(path)
   // A name on the command line wins over UNIMALLOC_BACKEND, as an option in code does.
   const memory = new Allocator(backend === 'auto' ? {} : { backend })
   const side = chooseSide(memory)

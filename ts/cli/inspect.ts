@@ -21,8 +21,12 @@ export interface Capability {
 /** What `doctor --json` prints. */
 export interface Report {
   unimalloc: string
-  /** Nothing that should work here fails. */
+  /** There is nothing to mend. */
   ok: boolean
+  /** What should work here, or was asked for, and does not; one sentence each. */
+  problems: string[]
+  /** Who asked for a GPU, in words: then a machine without one is not in order. */
+  gpuRequiredBy: string | null
   runtime: { name: string; version: string; platform: string; arch: string; libc: string | null }
   native: { loaded: boolean; error: string | null }
   cuda: { usable: boolean; reason: string | null; driver: string | null; devices: cuda.DeviceInfo[] }
@@ -143,11 +147,19 @@ async function gpuCapabilities(reason: string | null, device: cuda.DeviceInfo | 
   ]
 }
 
+/** Who asks for a GPU, if anyone does. */
+function gpuRequiredBy(option: boolean): string | null {
+  if (option) return '--require-gpu'
+  return process.env['UNIMALLOC_BACKEND'] === 'cuda-unified' ? 'UNIMALLOC_BACKEND=cuda-unified' : null
+}
+
 /** Looks at everything, and tries what can be tried. Never throws: what fails is in the report. */
-export async function inspect(): Promise<Report> {
+export async function inspect({ requireGpu }: { requireGpu: boolean }): Promise<Report> {
   const report: Report = {
     unimalloc: packageVersion(),
     ok: false,
+    problems: [],
+    gpuRequiredBy: gpuRequiredBy(requireGpu),
     runtime: runtime(),
     native: { loaded: false, error: null },
     cuda: { usable: false, reason: null, driver: null, devices: [] },
@@ -155,25 +167,30 @@ export async function inspect(): Promise<Report> {
     limits: { processBytes: null, hostBytes: totalmem(), largestArrayBytes: constants.MAX_LENGTH },
     capabilities: [],
   }
-  const { capabilities } = report
+  const { capabilities, problems } = report
   try {
     report.cuda.reason = whyNoCuda()
     report.native.loaded = true
   } catch (error) {
     report.native.error = messageOf(error)
+    problems.push(report.native.error)
     return report
   }
-  let deviceError: string | null = null
   if (report.cuda.reason === null) {
     try {
       report.cuda.devices = cuda.devices()
     } catch (error) {
-      deviceError = messageOf(error)
-      report.cuda.reason = deviceError
+      report.cuda.reason = messageOf(error)
+      problems.push(report.cuda.reason)
     }
   }
   const [device] = report.cuda.devices
   report.cuda.usable = report.cuda.reason === null && device !== undefined
+  if (report.gpuRequiredBy !== null && !report.cuda.usable) {
+    problems.push(
+      `a GPU was asked for, by ${report.gpuRequiredBy}, and none is usable: ${report.cuda.reason ?? 'there is no device'}`,
+    )
+  }
   if (device) report.cuda.driver = cudaVersion(device.driverVersion)
 
   try {
@@ -186,7 +203,8 @@ export async function inspect(): Promise<Report> {
     own[Symbol.dispose]()
   } catch (error) {
     report.backend = { taken: null, why: messageOf(error) }
-    deviceError ??= messageOf(error)
+    const saidAlready = problems.length > 0 && error instanceof UnimallocError && error.code === 'CUDA_UNAVAILABLE'
+    if (!saidAlready) problems.push(messageOf(error))
   }
 
   capabilities.push(
@@ -206,7 +224,10 @@ export async function inspect(): Promise<Report> {
       ...(readsUsing() ? yes('this engine reads it') : limited('through TypeScript or a bundler; else call free()')),
     },
   )
-  report.ok = deviceError === null && capabilities.every(({ defect }) => !defect)
+  for (const { name, words, defect } of capabilities) {
+    if (defect && !problems.includes(words)) problems.push(`${name}: ${words}`)
+  }
+  report.ok = problems.length === 0
   return report
 }
 

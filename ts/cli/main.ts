@@ -1,11 +1,13 @@
 #!/usr/bin/env node
 import { UnimallocError } from 'unimalloc'
 
-import { EXIT, HELPS, readArguments, UsageError } from './arguments.js'
-import type { Command, ExitCode } from './arguments.js'
+import { HELPS, readArguments } from './arguments.js'
+import type { Command } from './arguments.js'
 import { bench } from './bench.js'
 import { demo } from './demo.js'
 import { doctor } from './doctor.js'
+import { EXIT, Failure, UsageError } from './exit.js'
+import type { ExitCode } from './exit.js'
 import { styled } from './text.js'
 import { packageVersion } from './version.js'
 
@@ -31,11 +33,14 @@ function report(message: string): void {
 }
 
 async function main(): Promise<ExitCode> {
-  // A reader that has seen enough (`| head`) closes the pipe; that is no failure.
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EPIPE') throw error
-    process.exit(EXIT.ok)
+    // A reader that has seen enough (`| head`) closes the pipe; that is no failure.
+    if (error.code === 'EPIPE') process.exit(EXIT.ok)
+    report(`the output cannot be written: ${error.message}`)
+    process.exit(EXIT.failed)
   })
+  // There is nowhere to say that messages cannot be written; the exit code tells.
+  process.stderr.on('error', () => {})
   try {
     return await run(readArguments(process.argv.slice(2)))
   } catch (error) {
@@ -47,8 +52,8 @@ async function main(): Promise<ExitCode> {
       report(`${error.message} (${error.code})`)
       return error.code === 'CUDA_UNAVAILABLE' ? EXIT.noGpu : EXIT.failed
     }
-    // A file that cannot be written is the user's to mend, and needs no stack; anything else is ours.
-    if (error instanceof Error && 'syscall' in error) {
+    // What the system refuses is the user's to mend, and needs no stack; anything else is ours.
+    if (error instanceof Failure || (error instanceof Error && 'syscall' in error)) {
       report(error.message)
       return EXIT.failed
     }

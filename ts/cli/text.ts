@@ -35,10 +35,15 @@ export function cudaVersion(version: number): string {
   return `${Math.floor(version / 1000)}.${Math.floor((version % 1000) / 10)}`
 }
 
+/** How many characters of prose fit on a line of the terminal; more than that is hard to read. */
+export function lineWidth(): number {
+  return Math.min(process.stdout.columns ?? 110, 110)
+}
+
 /** Names on the left, values beside them, wrapped to the terminal. */
 export function facts(rows: readonly (readonly [name: string, value: string])[]): string {
   const name = Math.max(...rows.map(([text]) => text.length))
-  const width = Math.max(40, Math.min(process.stdout.columns ?? 100, 110) - name - 4)
+  const width = Math.max(40, lineWidth() - name - 4)
   return rows
     .map(([left, right]) => `  ${left.padEnd(name)}  ${wrap(right, width).join(`\n${' '.repeat(name + 4)}`)}`)
     .join('\n')
