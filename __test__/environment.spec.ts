@@ -25,6 +25,30 @@ test('UNIMALLOC_MAX_BYTES bounds the process, and what it cannot mean is refused
   t.regex(wrong.stdout + wrong.stderr, /UNIMALLOC_MAX_BYTES/)
 })
 
+test('UNIMALLOC_REGISTRY_CAPACITY bounds what the backend gives, and what it cannot mean is refused', async (t) => {
+  const program = `
+    const { allocator, allocUnsafe } = require('unimalloc')
+    const kept = []
+    try { for (;;) kept.push(allocUnsafe(Uint8Array, 64 * 2 ** 20)) } catch (error) { console.log(error.code, kept.length) }`
+  const bounded = await runProgram(program, { ...HOST, UNIMALLOC_REGISTRY_CAPACITY: ' 2 ' })
+  t.is(bounded.stdout, 'OUT_OF_MEMORY 2\n', bounded.stderr)
+  for (const value of ['many', '0', '-1', '1.5']) {
+    const wrong = await runProgram(program, { ...HOST, UNIMALLOC_REGISTRY_CAPACITY: value })
+    t.regex(wrong.stdout, /^INVALID_ARGUMENT 0\n/, value)
+  }
+})
+
+test('a variable that is empty is one that is not set', async (t) => {
+  const environment = { UNIMALLOC_MAX_BYTES: '', UNIMALLOC_REGISTRY_CAPACITY: ' ', UNIMALLOC_TRACK: '' }
+  const outcome = await runProgram(
+    `
+    const { allocator, allocUnsafe } = require('unimalloc')
+    console.log(allocUnsafe(Uint8Array, 2 ** 20).length, Number.isFinite(allocator.stats().limitBytes))`,
+    { ...HOST, ...environment },
+  )
+  t.is(outcome.stdout, `${2 ** 20} true\n`, outcome.stderr)
+})
+
 test('UNIMALLOC_TRACK takes 1 or 0', async (t) => {
   const wrong = await runProgram(`new (require('unimalloc').Allocator)()`, { ...HOST, UNIMALLOC_TRACK: 'yes' })
   t.not(wrong.code, 0)

@@ -113,10 +113,20 @@ export function trackFromEnvironment(): boolean {
   throw invalid(`the environment variable UNIMALLOC_TRACK is ${show(value)}; use 1 or 0`)
 }
 
-/** Checks what the allocator's core will read by itself, where a mistake could only be ignored. */
+/** Checks what the allocator's core will read by itself, where a mistake could only be ignored. Empty is unset. */
 export function checkEnvironment(): void {
-  const value = process.env['UNIMALLOC_MAX_BYTES']
-  if (value === undefined || value === '') return
-  const text = /^\d+$/.test(value.trim()) ? Number(value) : (value as Bytes)
-  bytes('the environment variable UNIMALLOC_MAX_BYTES', text, totalmem)
+  const limit = process.env['UNIMALLOC_MAX_BYTES']?.trim()
+  if (limit) {
+    bytes(
+      'the environment variable UNIMALLOC_MAX_BYTES',
+      /^\d+$/.test(limit) ? Number(limit) : (limit as Bytes),
+      totalmem,
+    )
+  }
+  const capacity = process.env['UNIMALLOC_REGISTRY_CAPACITY']?.trim()
+  if (capacity && !/^\+?0*[1-9]\d{0,14}$/.test(capacity)) {
+    throw invalid(
+      `the environment variable UNIMALLOC_REGISTRY_CAPACITY is ${show(capacity)}; pass a whole number from 1 up`,
+    )
+  }
 }

@@ -53,6 +53,8 @@ pub(crate) fn parse_limit(text: &str) -> Option<Limit> {
 fn limit_from_environment() -> Result<Limit, AllocError> {
     static READ: OnceLock<Result<Limit, AllocError>> = OnceLock::new();
     *READ.get_or_init(|| match std::env::var(LIMIT_VARIABLE) {
+        // Empty is unset: what `NAME=$LIMIT` gives where nobody set LIMIT.
+        Ok(text) if text.trim().is_empty() => Ok(Limit::Available),
         Ok(text) => parse_limit(&text).ok_or(AllocError::InvalidConfiguration),
         Err(std::env::VarError::NotPresent) => Ok(Limit::Available),
         Err(std::env::VarError::NotUnicode(_)) => Err(AllocError::InvalidConfiguration),

@@ -66,6 +66,7 @@ impl Registry {
             return Ok(known);
         }
         let read = match std::env::var(CAPACITY_VARIABLE) {
+            Ok(text) if text.trim().is_empty() => DEFAULT_CAPACITY,
             Ok(text) => parse_capacity(&text).ok_or(AllocError::InvalidConfiguration)?,
             Err(std::env::VarError::NotPresent) => DEFAULT_CAPACITY,
             Err(std::env::VarError::NotUnicode(_)) => return Err(AllocError::InvalidConfiguration),
