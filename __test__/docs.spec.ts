@@ -155,6 +155,15 @@ testPages('every block is of a kind that is checked, here or by a doctest', (t) 
   t.true(blocks.filter(({ language }) => language === 'js').length > 20)
 })
 
+testPages('Rust needs nothing beside the crate: a doctest would also see what the crate itself depends on', (t) => {
+  const rust = blocks.filter(({ language }) => language === 'rust')
+  t.true(rust.length > 5)
+  for (const { page, line, code } of rust) {
+    for (const [, name] of code.matchAll(/^\s*use (\w+)/gm))
+      t.regex(name as string, /^(std|unimalloc)$/, `${page}:${line}`)
+  }
+})
+
 testPages('links between pages lead somewhere', (t) => {
   for (const page of pages) {
     const text = readFileSync(join(root, page), 'utf8')

@@ -82,7 +82,8 @@ impl fmt::Display for AllocError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InvalidSize => {
-                "invalid size: backend calls take a positive multiple of 4096 bytes, and no size may exceed isize::MAX"
+                "no block can have this size: ask for less than isize::MAX bytes, and of a backend directly \
+                 (MemoryBackend::allocate) for a positive multiple of 4096"
             }
             Self::InvalidAlignment => "invalid alignment: use a power of two up to 2 MiB",
             Self::ModeMismatch => {

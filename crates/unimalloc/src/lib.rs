@@ -44,6 +44,9 @@ mod sync;
 #[cfg(not(loom))]
 mod thread;
 
+/// The collections that [`Arena`] serves, in the version whose `Allocator` it implements.
+#[cfg(not(loom))]
+pub use allocator_api2;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use api::audit;

@@ -745,7 +745,7 @@ fn a_decay_thread_works_until_it_is_dropped() {
 #[test]
 fn an_arena_serves_collections() {
     let _alone = alone();
-    use allocator_api2::{boxed::Box, vec::Vec};
+    use unimalloc::allocator_api2::{boxed::Box, vec::Vec};
 
     fn check<P: AllocPolicy>() {
         let arena = Arena::<B, P>::new().placement(Placement::Host).group(3);
@@ -776,8 +776,8 @@ fn an_arena_serves_collections() {
 #[test]
 fn a_zeroed_arena_zeroes_what_a_block_grows_by() {
     let _alone = alone();
-    use allocator_api2::alloc::Allocator;
     use std::alloc::Layout;
+    use unimalloc::allocator_api2::alloc::Allocator;
 
     let arena = Arena::<B>::new().zeroed(true);
     let layout = |size| Layout::from_size_align(size, 16).unwrap();

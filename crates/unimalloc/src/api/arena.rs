@@ -21,10 +21,10 @@ use crate::CudaUnifiedBackend;
 /// It holds no memory itself. Blocks come from the calling thread's allocator and go back to it, so copies of an arena are
 /// interchangeable, and a block may be freed by any of them or by [`thread_free`].
 ///
-/// As an [`Allocator`] it serves collections of `allocator-api2` on stable Rust:
+/// As an [`Allocator`] it serves the collections of [`allocator_api2`](crate::allocator_api2) on stable Rust:
 ///
 /// ```
-/// use allocator_api2::vec::Vec;
+/// use unimalloc::allocator_api2::vec::Vec;
 /// use unimalloc::{Arena, HostBackend, Placement, StandardPolicy};
 ///
 /// let arena = Arena::<HostBackend, StandardPolicy>::new().placement(Placement::Host);
@@ -32,6 +32,9 @@ use crate::CudaUnifiedBackend;
 /// samples.extend((0..1000).map(|i| i as f32));
 /// assert_eq!(samples[999], 999.0);
 /// ```
+///
+/// A collection that cannot have its memory ends the process, as those of `std` do, and an arena over [`CudaUnifiedBackend`] has none without a
+/// GPU. Ask [`is_cuda_available`](crate::is_cuda_available) first, or grow by `try_reserve`.
 pub struct Arena<B = CudaUnifiedBackend, P = StandardPolicy> {
     options: AllocOptions,
     kind: PhantomData<fn() -> (B, P)>,
