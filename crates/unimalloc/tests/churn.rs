@@ -1,5 +1,4 @@
 //! Ten thousand threads that come and go leave nothing behind.
-#![cfg(unix)]
 
 mod common;
 

@@ -2,13 +2,17 @@
 //!
 //! Libraries named like the driver are looked for in the ordinary way, so nothing here says that there is none: where
 //! there is one, the parts that expect its absence are skipped by name.
-#![cfg(unix)]
+
+#[path = "common/pages.rs"]
+#[allow(dead_code, missing_docs, unused_imports)]
+mod pages;
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 
+use pages::is_readable;
 use unimalloc::*;
 
 /// Compiles only where every item has exactly the signature of the contract.
@@ -407,18 +411,5 @@ fn host_capabilities_are_done_and_observable() {
             assert_eq!(last_error(), Some(AllocError::InvalidRange));
         }
         assert!(HostBackend::deallocate(region, SIZE), "still releasable");
-    }
-}
-
-/// Whether a byte can be read: the system refuses to copy from pages that may not be.
-fn is_readable(address: *const u8) -> bool {
-    let mut pipe = [0; 2];
-    // SAFETY: a pipe of our own; the system checks the address and touches nothing of ours.
-    unsafe {
-        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
-        let written = libc::write(pipe[1], address.cast(), 1);
-        libc::close(pipe[0]);
-        libc::close(pipe[1]);
-        written == 1
     }
 }

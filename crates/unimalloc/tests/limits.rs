@@ -1,5 +1,4 @@
 //! Ceilings: of bytes, and of regions. They are one per process, so these tests run one at a time.
-#![cfg(unix)]
 
 mod common;
 

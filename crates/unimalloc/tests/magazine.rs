@@ -1,5 +1,4 @@
 //! Blocks lent to a magazine outside the crate.
-#![cfg(unix)]
 
 mod common;
 

@@ -1,6 +1,5 @@
 //! Random sequences of operations against a simple model, with every block recounted after every step. A failure shrinks
 //! to a short sequence; `PROPTEST_CASES` runs more of them.
-#![cfg(unix)]
 
 mod common;
 

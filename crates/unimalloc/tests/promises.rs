@@ -1,5 +1,4 @@
 //! One small test per promise, named after it. `docs/reliability.md` has the list.
-#![cfg(unix)]
 
 mod common;
 
@@ -252,8 +251,7 @@ fn a_thread_with_a_reused_id_is_another_owner() {
             let second = alloc::<StandardPolicy, B>(48, 16);
             assert_ne!(first, second);
             free::<StandardPolicy, B>(first).unwrap();
-            // SAFETY: reads this thread's id.
-            (unsafe { libc::pthread_self() } as usize, second as usize)
+            (common::pages::thread_id(), second as usize)
         })
         .join()
         .unwrap();

@@ -1,5 +1,4 @@
 //! The Standard policy, over host memory and over memory that cannot be touched.
-#![cfg(unix)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Ten million random operations over eight threads: contents intact, nothing lost, everything returned.
-#![cfg(unix)]
 
 mod common;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Orderin
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::pages;
 use unimalloc::{set_last_error, AllocError};
 
 const ALIGN: usize = 2 << 20;
@@ -108,18 +109,8 @@ impl Faults {
             return self.refuse();
         }
         let Some(mapped) = size.checked_add(2 * ALIGN) else { return self.refuse() };
-        // SAFETY: an anonymous mapping at an address of the system's choice.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
+        let start = pages::writable(mapped);
+        if start.is_null() {
             return self.refuse();
         }
         let base = (start as usize).next_multiple_of(ALIGN) + self.misalign.load(SeqCst);
@@ -139,7 +130,7 @@ impl Faults {
                 }
                 held.remove(&(ptr as usize));
                 // SAFETY: a mapping of ours that the caller gives up.
-                unsafe { libc::munmap(start as *mut _, mapped) == 0 }
+                unsafe { pages::unmap(start as *mut u8, mapped) }
             }
             _ => {
                 self.bad_frees.fetch_add(1, SeqCst);

@@ -3,6 +3,7 @@
 
 pub mod faulty;
 pub mod model;
+pub mod pages;
 pub mod prot_none;
 
 use unimalloc::{thread_alloc, thread_free, AllocPolicy, FreeError, ThreadSlots};

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::pages;
 use unimalloc::{backend_pools, set_last_error, AllocError, MemoryBackend};
 
 /// Reserved addresses without access: any read or write of a block faults.
@@ -12,28 +13,18 @@ pub static REGIONS: AtomicUsize = AtomicUsize::new(0);
 // SAFETY: mappings are fresh, page-aligned, exclusive, and unmapped only by `deallocate`.
 unsafe impl MemoryBackend for ProtNone {
     unsafe fn allocate(size: usize) -> *mut u8 {
-        // SAFETY: an anonymous mapping at an address of the system's choice.
-        let region = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if region == libc::MAP_FAILED {
+        let region = pages::reserve(size);
+        if region.is_null() {
             set_last_error(AllocError::OutOfMemory);
-            return std::ptr::null_mut();
+            return region;
         }
         REGIONS.fetch_add(1, Ordering::Relaxed);
-        region.cast()
+        region
     }
 
     unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
         // SAFETY: the caller passes a region of ours that nobody uses.
-        let released = unsafe { libc::munmap(ptr.cast(), size) } == 0;
+        let released = unsafe { pages::unmap(ptr, size) };
         REGIONS.fetch_sub(usize::from(released), Ordering::Relaxed);
         released
     }
