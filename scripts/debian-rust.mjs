@@ -29,24 +29,21 @@ function runtimePackage() {
   return /Depends: (libstd-rust-web-[\d.]+)/.exec(depends)?.[1] ?? null
 }
 
-/** A rustc that compiles for `architecture` too, or null where Debian's packages are not to be had. */
-export function ensureDebianRust(architecture) {
-  const folder = join(toolCache, `debian-rust-${architecture}`)
-  const program = join(folder, 'rustc')
-  if (existsSync(program)) return program
+/** The packages of a rustc for this machine, or null where Debian's packages are not to be had. */
+function compilerPackages() {
   if (!capture('dpkg', ['--print-architecture'])) return null
-  if (!hasDebian(architecture)) {
-    throw new SetupError(
-      `Debian's packages for ${architecture} are not in reach: run \`dpkg --add-architecture ${architecture} && apt-get update\`, then try again.`,
-    )
-  }
   const runtime = runtimePackage()
   if (runtime === null) return null
   const llvm = /Depends: (libllvm\d+)/.exec(capture('apt-cache', ['depends', runtime]) ?? '')?.[1]
-  const packages = ['rustc-web', runtime, 'libstd-rust-web-dev', `libstd-rust-web-dev:${architecture}`]
-  once(folder, (fresh) => {
-    console.log(`Unpacking Debian's Rust for ${architecture} (once) …`)
-    unpackDebian(fresh, [...packages, ...(llvm ? [llvm] : [])])
+  return ['rustc-web', runtime, 'libstd-rust-web-dev', ...(llvm ? [llvm] : [])]
+}
+
+/** Unpacks a compiler into the cache, once, and gives the program that starts it. */
+function unpackCompiler(name, what, packages, finish = () => {}) {
+  const folder = once(join(toolCache, name), (fresh) => {
+    console.log(`Unpacking Debian's Rust ${what} (once) …`)
+    unpackDebian(fresh, packages)
+    finish(fresh)
     // Its libraries must be found by the compiler alone, not by every program that the build starts.
     const libraries = '$here/usr/lib/x86_64-linux-gnu'
     const script = `#!/bin/sh\nhere=$(dirname "$0")\nLD_LIBRARY_PATH="${libraries}" exec "$here/usr/bin/rustc" "$@"\n`
@@ -56,5 +53,35 @@ export function ensureDebianRust(architecture) {
       throw new SetupError("Debian's rustc does not start here: it needs the Debian release that it was made for.")
     }
   })
-  return program
+  return join(folder, 'rustc')
+}
+
+/** A rustc that compiles for `architecture` too, or null where Debian's packages are not to be had. */
+export function ensureDebianRust(architecture) {
+  const name = `debian-rust-${architecture}`
+  if (existsSync(join(toolCache, name))) return join(toolCache, name, 'rustc')
+  const packages = compilerPackages()
+  if (packages === null) return null
+  if (!hasDebian(architecture)) {
+    throw new SetupError(
+      `Debian's packages for ${architecture} are not in reach: run \`dpkg --add-architecture ${architecture} && apt-get update\`, then try again.`,
+    )
+  }
+  return unpackCompiler(name, `for ${architecture}`, [...packages, `libstd-rust-web-dev:${architecture}`])
+}
+
+/** A rustc with the sources of its standard library, from which cargo builds one for any target; null as above. */
+export function ensureDebianRustSources() {
+  const name = 'debian-rust-sources'
+  if (existsSync(join(toolCache, name))) return join(toolCache, name, 'rustc')
+  const packages = compilerPackages()
+  if (packages === null) return null
+  return unpackCompiler(name, 'with its sources', [...packages, 'rust-web-src'], (fresh) => {
+    // Of the whole compiler's sources, which come along, the library's alone are of use.
+    for (const folder of readdirSync(join(fresh, 'usr', 'src'))) {
+      for (const part of readdirSync(join(fresh, 'usr', 'src', folder))) {
+        if (part !== 'library') rmSync(join(fresh, 'usr', 'src', folder, part), { recursive: true })
+      }
+    }
+  })
 }
