@@ -135,11 +135,15 @@ test('without the package of the platform: NATIVE_MISSING names it, says why, an
   const folder = project(t, 'alone', [mainTarball()], '--omit=optional')
   const program = `
     const { alloc, UnimallocError } = require('unimalloc')
-    try { alloc(Float32Array, 8) } catch (error) { console.log(error instanceof UnimallocError, error.code, error.message) }`
+    try { alloc(Float32Array, 8) } catch (error) {
+      console.log(error instanceof UnimallocError, error.code, error.message)
+      console.log('cause' in error)
+    }`
   const said = run(t, folder, process.execPath, '--input-type=commonjs', '-e', program)
   t.regex(said, /^true NATIVE_MISSING /)
   t.regex(said, new RegExp(`"@unimalloc/native-${process.platform}-${process.arch}[-"]`))
-  t.regex(said, /npm\/cli\/issues\/4828.*npm install/)
+  t.regex(said, /npm\/cli\/issues\/4828.*npm install.*From tarballs, install both/)
+  t.regex(said, /\nfalse\n$/, 'no page of the files that the loader looked for')
 })
 
 test('a binary that is there and does not load is another story, and is told', (t) => {
@@ -150,10 +154,32 @@ test('a binary that is there and does not load is another story, and is told', (
   const [name] = readdirSync(scope) as [string]
   const [binary] = readdirSync(join(scope, name)).filter((file) => file.endsWith('.node')) as [string]
   writeFileSync(join(scope, name, binary), 'no binary at all')
-  const program = `try { require('unimalloc').alloc(Float32Array, 8) } catch (error) { console.log(error.code, error.message) }`
+  const program = `
+    try { require('unimalloc').alloc(Float32Array, 8) } catch (error) {
+      console.log(error.code, error.message)
+      console.log(error.cause instanceof Error, error.cause.cause)
+    }`
   const said = run(t, folder, process.execPath, '--input-type=commonjs', '-e', program)
+  t.regex(said, /\ntrue undefined\n$/)
   t.regex(said, /^NATIVE_MISSING .*does not load: /)
   t.notRegex(said, /omit=optional/)
+})
+
+test('in node_modules the README leads somewhere, and the changelog has this version', (t) => {
+  const folder = join(workshop, 'consumer', 'node_modules', 'unimalloc')
+  const { version, homepage, bugs } = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8'))
+  t.regex(homepage, /^https:/)
+  t.regex(bugs.url, /^https:/)
+  const links = [...readFileSync(join(folder, 'README.md'), 'utf8').matchAll(/\]\(([^)\s]+)\)/g)].map(
+    ([, link]) => link as string,
+  )
+  t.true(links.length > 20)
+  for (const link of links) t.regex(link, /^(https:|#)/)
+  // What they name is in this checkout, which becomes that tag.
+  const ours = links.filter((link) => link.includes(`/v${version}/`))
+  t.true(ours.length > 15)
+  for (const link of ours) t.true(existsSync(join(root, link.split(`/v${version}/`)[1]?.split('#')[0] as string)), link)
+  t.true(readFileSync(join(folder, 'CHANGELOG.md'), 'utf8').includes(`\n## [${version}] - `))
 })
 
 test('every platform has its package, and all have one version', (t) => {

@@ -1,7 +1,7 @@
 // `npm run pack:local -- DIR`: the tarballs that `npm install` takes, for this machine: the main package and its platform's.
 //   --built          take the addon that `npm run build` made, also when only systems as new as this one can load it
 //   --platforms A,B  pack these platforms, whose binaries lie in npm/ (`all`: every one): for a release
-import { copyFileSync, cpSync, existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { copyFileSync, cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { basename, join, resolve } from 'node:path'
 import { parseArgs } from 'node:util'
@@ -20,6 +20,18 @@ function publishedManifest(platforms) {
   return { ...manifest, optionalDependencies: Object.fromEntries(optionalDependencies) }
 }
 
+/** The README as it lies in node_modules: the pages that it links to are not beside it there, but in the repository. */
+function publishedReadme(version) {
+  const repository = 'unimalloc/unimalloc'
+  return readFileSync(join(root, 'README.md'), 'utf8').replace(
+    /(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)/g,
+    (_, image, text, path) =>
+      image
+        ? `![${text}](https://raw.githubusercontent.com/${repository}/v${version}/${path})`
+        : `[${text}](https://github.com/${repository}/blob/v${version}/${path})`,
+  )
+}
+
 function pack(folder, manifest, directory) {
   writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, null, 2)}\n`)
   npm(['pack', folder, '--pack-destination', directory, '--silent'])
@@ -28,7 +40,8 @@ function pack(folder, manifest, directory) {
 
 function packMain(stage, platforms, directory) {
   const manifest = publishedManifest(platforms)
-  for (const name of [...manifest.files, 'README.md']) cpSync(join(root, name), join(stage, name), { recursive: true })
+  for (const name of manifest.files) cpSync(join(root, name), join(stage, name), { recursive: true })
+  writeFileSync(join(stage, 'README.md'), publishedReadme(manifest.version))
   return pack(stage, manifest, directory)
 }
 
@@ -104,6 +117,14 @@ await runScript(async () => {
     tarballs.unshift(packMain(folder('main'), platforms, directory))
     console.log(`Packed ${tarballs.join(' and ')} into ${directory}. To install them, in a project's folder:`)
     console.log(`  npm install ${tarballs.map((name) => join(directory, name)).join(' ')}`)
+    console.log(
+      'pnpm add takes the same. Yarn looks for the platform’s package in the registry alone; package.json tells it otherwise:',
+    )
+    const resolutions = platforms.map((name, index) => [
+      readManifest(folderOf(name)).name,
+      `file:${join(directory, tarballs[index + 1])}`,
+    ])
+    console.log(`  "resolutions": ${JSON.stringify(Object.fromEntries(resolutions))}`)
   } finally {
     rmSync(stage, { recursive: true, force: true })
   }

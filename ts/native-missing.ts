@@ -27,10 +27,9 @@ function platform(): string {
 }
 
 /** What the loader met besides files that are not there: a binary that is there and does not load. */
-function loadFailure(error: unknown): string | null {
+function loadFailure(error: unknown): Error | null {
   for (let current = error; current instanceof Error; current = current.cause) {
-    const [line] = current.message.split('\n') as [string, ...string[]]
-    if (!/^Cannot find (module|package|native binding)/.test(line)) return line
+    if (!/^Cannot find (module|package|native binding)/.test(current.message)) return current
   }
   return null
 }
@@ -46,8 +45,10 @@ export function nativeMissing(cause: unknown): UnimallocError {
       `unimalloc has no native part for ${name}: there are packages for ${PLATFORMS.join(', ')}. ` +
       'Where Rust has a compiler for this platform, a checkout can be built with "npm run build".'
   } else if (failure !== null) {
+    // The loader chains what it met to the files that it looked for before, a page of them; they say nothing.
+    delete failure.cause
     message =
-      `the native part of unimalloc ("${packageName}") is here but does not load: ${failure}. ` +
+      `the native part of unimalloc ("${packageName}") is here but does not load: ${failure.message.split('\n', 1)[0]}. ` +
       'If it came from another machine, remove node_modules and install again on this one; if this system is older than what the ' +
       'package supports (glibc 2.17 on Linux), build a checkout with "npm run build".'
   } else {
@@ -55,7 +56,7 @@ export function nativeMissing(cause: unknown): UnimallocError {
       `the optional package "${packageName}" with the native part of unimalloc is not installed. npm leaves it out with ` +
       '--omit=optional, and when node_modules or package-lock.json were made on another platform ' +
       '(https://github.com/npm/cli/issues/4828): remove both and run "npm install" again, on the platform that runs the program. ' +
-      'In a checkout, run "npm run build".'
+      'From tarballs, install both: the package and that of the platform. In a checkout, run "npm run build".'
   }
-  return new UnimallocError('NATIVE_MISSING', message, { cause })
+  return new UnimallocError('NATIVE_MISSING', message, failure === null ? {} : { cause: failure })
 }
