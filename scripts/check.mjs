@@ -19,6 +19,7 @@ function checks(cargo, deny) {
     ['clippy', cargo, ['clippy', '--workspace', '--all-targets', '--locked', '--', '-D', 'warnings']],
     ['oxlint', ...node(bin('oxlint', 'bin', 'oxlint'), '--deny-warnings')],
     ['prettier', ...node(bin('prettier', 'bin', 'prettier.cjs'), '--check', '--log-level=warn', '.')],
+    ['kinds', ...node(join('scripts', 'kinds.mjs'), '--check')],
     ['figures', ...node(join('scripts', 'figures.mjs'), '--check')],
     ['tsc', ...node(bin('typescript', 'bin', 'tsc'), '-p', 'tsconfig.json')],
     ...consumers,

@@ -9,17 +9,19 @@ import {
   makeArray,
   usableBytesOf,
 } from './arrays.js'
-import type { Kind, Located } from './arrays.js'
+import type { Located } from './arrays.js'
 import { Block, intrinsicBuffer, intrinsicLength, isDetached } from './buffers.js'
 import { Books } from './books.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
+import type { Kind } from './kind.js'
+import { kindOfType } from './kinds.js'
 import { closeLedger, openLedger } from './ledger.js'
 import type { Ledger } from './ledger.js'
 import { reportAtExit, Tracker } from './leaks.js'
-import { dropEmptySlabs, magazineFor, NATIVE, Size } from './magazine.js'
+import { dropEmptySlabs, freeAll, magazineFor, MOST_BYTES, NATIVE, obtain, take } from './magazine.js'
 import type { Magazine } from './magazine.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
 import {
@@ -70,12 +72,6 @@ interface Request {
   stream?: NativeStream
 }
 
-/** Where the arrays of `allocUnsafe` come from, if they are neither large nor special. */
-interface Pooled {
-  magazine: Magazine
-  ledger: Ledger
-}
-
 /** Bits beside the placement's number: what is done about the contents, and which blocks may be neighbours. `alloc.rs` has the same. */
 const ZEROED = 4
 const POOLED = 8
@@ -120,9 +116,9 @@ export class Allocator implements Disposable {
   #isAsking = false
   #disposed = false
   #books: Books
-  /** Null until the first `allocUnsafe`, and for good where magazines do not serve. */
-  #pooled: Pooled | null = null
-  /** Its figures count also when the allocator was disposed. */
+  /** What magazines hand out for it. Null until the first `allocUnsafe`, once it is disposed, and for good where magazines do not serve. */
+  #pooled: Ledger | null = null
+  /** The same; its figures count also when the allocator was disposed. */
   #ledger: Ledger | null = null
   #remains: Remains | null = null
 
@@ -169,11 +165,11 @@ export class Allocator implements Disposable {
    */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
     const pooled = this.#pooled
-    if (pooled !== null && options === undefined && Number.isInteger(length)) {
-      const kind = kindOf('allocUnsafe', type)
+    const kind = kindOfType(type)
+    if (pooled !== null && options === undefined && kind !== undefined && Number.isInteger(length)) {
       const bytes = length * kind.bytesPerElement
-      if (bytes > 0 && bytes <= Size.most) {
-        const array = pooled.magazine.take(pooled.ledger, kind, length, bytes)
+      if (bytes > 0 && bytes <= MOST_BYTES) {
+        const array = take(pooled, kind, length, bytes)
         if (array !== null) return array as UnifiedArray<InstanceType<C>>
       }
     }
@@ -277,7 +273,7 @@ export class Allocator implements Disposable {
 
   /** Whether a view lies in a live block of this allocator. */
   owns(view: ArrayBufferView): boolean {
-    return ArrayBuffer.isView(view) && isOwnedBy(view, this.#books, this.#pooled?.ledger ?? null)
+    return ArrayBuffer.isView(view) && isOwnedBy(view, this.#books, this.#pooled)
   }
 
   /** Bytes that the view's block really has, its size rounded up; 0 for an empty array. */
@@ -312,6 +308,7 @@ export class Allocator implements Disposable {
     const { number } = this.#account()
     this.#ledger?.publish()
     typed(() => native().resetPeak(number))
+    this.#ledger?.shut()
   }
 
   /** Live allocations by the place they came from; empty unless tracking is on. */
@@ -353,8 +350,8 @@ export class Allocator implements Disposable {
     this.#pooled = null // nothing is allocated any more
     if (pooled !== null) {
       try {
-        if (!pooled.ledger.isEmpty) typed(() => pooled.magazine.freeAll(pooled.ledger))
-        closeLedger(pooled.ledger)
+        if (!pooled.isEmpty) typed(() => freeAll(pooled))
+        closeLedger(pooled)
         if (this.#remains !== null) this.#remains.ledger = null
       } catch (error) {
         errors.push(error)
@@ -395,7 +392,7 @@ export class Allocator implements Disposable {
       const empty = new Block(0, 0, 0, this.#books, pooled, request.alignment, request.placement, 0)
       return makeArray(kind, new ArrayBuffer(0), 0, empty)
     }
-    if (pooled && bytes <= Size.most && isPlain(opened, request)) {
+    if (pooled && bytes <= MOST_BYTES && isPlain(opened, request)) {
       const array = this.#obtain(opened, kind, length, bytes)
       if (array !== null) return array
     }
@@ -424,6 +421,7 @@ export class Allocator implements Disposable {
     { alignment: align, stream }: Request,
     how: number,
   ): ArrayBuffer | number {
+    this.#ledger?.shut()
     this.#ledger?.publish()
     try {
       const made =
@@ -440,21 +438,21 @@ export class Allocator implements Disposable {
   #obtain(opened: Opened, kind: Kind, length: number, bytes: number): UnifiedArray | null {
     const pooled = (this.#pooled ??= this.#openPooled(opened))
     if (pooled === null) return null
-    const attempt = (): UnifiedArray | number => typed(() => pooled.magazine.obtain(pooled.ledger, kind, length, bytes))
+    const attempt = (): UnifiedArray | number => typed(() => obtain(pooled, kind, length, bytes))
     const made = attempt()
     return typeof made === 'number' ? this.#insist(opened, bytes, made, attempt) : made
   }
 
-  #openPooled(opened: Opened): Pooled | null {
+  #openPooled(opened: Opened): Ledger | null {
     if (opened.magazine === null) return null
-    const ledger = openLedger(opened.number, this.#books)
+    const ledger = openLedger(opened.number, this.#books, opened.magazine.stacks)
     if (ledger === null) {
       opened.magazine = null
       return null
     }
     if (this.#remains !== null) this.#remains.ledger = ledger
     this.#ledger = ledger
-    return { magazine: opened.magazine, ledger }
+    return ledger
   }
 
   /**

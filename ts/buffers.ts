@@ -1,6 +1,19 @@
 import { invalid, UnimallocError } from './errors.js'
 import { native } from './native.js'
-import type { Slab } from './slabs.js'
+import type { Slab, Slot } from './slabs.js'
+
+/** Slot words: the upper byte is the state, the lower one has flags, with which a block is no longer the magazine's alone. */
+export enum Word {
+  live = 0xff00,
+  held = 0xfa00,
+  tracked = 0x04,
+}
+
+/** Stands where there is no slot word to look at: what it says is that nothing is live. */
+export const NO_WORDS = new Uint16Array(1)
+
+/** What lies behind an array: a block of which native code keeps the books, or one that a magazine handed out. */
+export type Content = Block | Slot
 
 /** Whose account a block is on: an allocator, as far as a block needs to know it. */
 export interface Owner {
@@ -30,6 +43,8 @@ export class Block {
   slab: Slab | null = null
   /** Which block of the slab it is. */
   index = 0
+  /** A block that native code knows of is not freed by a store into its slot word, as a {@link Slot} is. */
+  readonly words: Uint16Array = NO_WORDS
 
   constructor(
     /** 0 for an empty array, which owns no memory. */

@@ -1,5 +1,6 @@
 import type { Books } from './books.js'
 import { typed } from './errors.js'
+import type { Stack } from './magazine.js'
 import { native } from './native.js'
 
 /**
@@ -17,43 +18,115 @@ export enum Cell {
   limit = 11,
 }
 
-/** An owner word says whose block it is and how many of its bytes were not asked for. No block of a magazine wastes 8 KiB. */
-export enum Owned {
-  slackBits = 13,
-  slackMask = 0x1fff,
-}
-
-const MOST_LEDGERS = 2 ** (32 - Owned.slackBits)
+/** Sizes are counted in steps: every block of a magazine is a multiple of one. */
+export const STEP = 256
 
 /**
- * An allocator's books over the blocks that magazines handed out. Keeps the allocator from nothing. The figures that change with every array are fields,
- * which cost less than elements of an array that might be detached: {@link publish} shows them to native code.
+ * How a ledger's room is packed into one small integer: steps above, a number of blocks below, and above each a bit that is set only
+ * when there was too little of it, or has become too much.
+ */
+export enum Room {
+  stepsShift = 12,
+  countMask = 0x7ff,
+  guard = 0x40000800,
+  /** What is set aside at most; half of what there is place for. */
+  mostSteps = 0x20000,
+  mostCount = 0x400,
+}
+
+/** What an allocator has of one size. */
+export class Tally {
+  /** Of all blocks that were ever handed out. */
+  taken = 0
+  /** One block, as the ledger's room is packed. */
+  readonly cost: number
+
+  constructor(
+    readonly ledger: Ledger,
+    readonly stack: Stack,
+    readonly steps: number,
+  ) {
+    this.cost = (steps << Room.stepsShift) + 1
+  }
+
+  /** A block comes back. */
+  settle(): void {
+    const { ledger } = this
+    const room = (ledger.room + this.cost) | 0
+    if ((room & Room.guard) === 0) ledger.room = room
+    else ledger.open(this.steps, 1)
+  }
+
+  /** Native code takes a block over: its memory still counts. */
+  moveOut(): void {
+    this.settle()
+    this.ledger.shut()
+  }
+}
+
+/**
+ * An allocator's books over the blocks that magazines handed out. Keeps the allocator from nothing.
+ *
+ * Handing out must enter the peaks and keep the limit. So that it need not look at them each time, *room* is set aside: so much
+ * can be handed out with nothing to enter. It costs one addition, and the figures follow from it:
+ *
+ * ```text
+ * pooled = top - room        held + top <= limit        held - pending + top <= peak
+ * ```
+ *
+ * Other threads only ever make `held` and `held - pending` less. Whoever makes them more shuts the room first.
  */
 export class Ledger {
-  /** Blocks that magazines handed out and native code does not know of. */
-  pooledBytes = 0
-  pooledCount = 0
-  /** Of all that magazines ever handed out. */
-  totalBytes = 0
-  totalCount = 0
-  readonly limit: number
+  /** Packed; see {@link Room}. */
+  room = 0
+  /** Most steps and blocks that can be handed out before the account must be looked at. */
+  #topSteps = 0
+  #topCount = 0
+  /** By the number of steps that an array takes. */
+  readonly tallies: readonly Tally[]
+  readonly #limit: number
   readonly #books: WeakRef<Books>
   /** The allocator was collected, but blocks of it are left. */
   abandoned = false
 
   constructor(
-    /** Names the ledger in the owner words of slabs. */
-    readonly owner: number,
     readonly account: number,
     readonly cells: Float64Array,
     books: Books,
+    stacks: readonly Stack[],
   ) {
-    this.limit = cells[Cell.limit] as number
+    this.#limit = cells[Cell.limit] as number
     this.#books = new WeakRef(books)
+    const tallies = new Map(stacks.map((stack) => [stack, new Tally(this, stack, stack.block / STEP)]))
+    this.tallies = stacks.map((stack) => tallies.get(stack) as Tally)
   }
 
   get books(): Books | null {
     return this.#books.deref() ?? null
+  }
+
+  /** Blocks that magazines handed out and native code does not know of. */
+  get pooledCount(): number {
+    return this.#topCount - (this.room & Room.countMask)
+  }
+
+  get pooledBytes(): number {
+    return (this.#topSteps - (this.room >> Room.stepsShift)) * STEP
+  }
+
+  /** Of all that magazines ever handed out. */
+  get totalCount(): number {
+    return this.#total(() => 1)
+  }
+
+  get totalBytes(): number {
+    return this.#total(({ steps }) => steps * STEP)
+  }
+
+  #total(of: (tally: Tally) => number): number {
+    let sum = 0
+    for (const tally of new Set(this.tallies)) sum += tally.taken * of(tally)
+    return sum
   }
 
   /** Whether no block of a magazine is on the books. */
@@ -67,50 +140,84 @@ export class Ledger {
     this.cells[Cell.pooledCount] = this.pooledCount
   }
 
-  /** A block comes back, or native code takes it over. */
-  settle(block: number): void {
-    this.pooledBytes -= block
-    this.pooledCount--
+  /** To be called when the account has more on it, or its peaks have become less. */
+  shut(): void {
+    const { pooledBytes, pooledCount } = this
+    this.room = 0
+    this.#topSteps = pooledBytes / STEP
+    this.#topCount = pooledCount
+  }
+
+  /**
+   * Enters the peaks of one more block of so many steps, and sets room aside for it and, if there is any, for more. False where the limit
+   * forbids it.
+   */
+  admit(steps: number): boolean {
+    const { cells, pooledBytes, pooledCount } = this
+    const held = cells[Cell.heldBytes] as number
+    // Not below zero: another thread may let a block go between the two loads.
+    const current = Math.max(0, held - (cells[Cell.pendingBytes] as number))
+    const count = cells[Cell.count] as number
+    const bytes = pooledBytes + steps * STEP
+    if (held + bytes > this.#limit) return false
+    const peakBytes = Math.max(cells[Cell.peakBytes] as number, current + bytes)
+    const peakCount = Math.max(cells[Cell.peakCount] as number, count + pooledCount + 1)
+    cells[Cell.peakBytes] = peakBytes
+    cells[Cell.peakCount] = peakCount
+    const mostBytes = Math.min(this.#limit - held, peakBytes - current) - pooledBytes
+    const mostCount = peakCount - count - pooledCount
+    this.#setRoom(pooledBytes, pooledCount, mostBytes / STEP, mostCount)
+    return true
+  }
+
+  /** So many steps and blocks have come back, for which there is no place in the room. */
+  open(steps: number, count: number): void {
+    const { room } = this
+    const pooledBytes = this.pooledBytes - steps * STEP
+    this.#setRoom(
+      pooledBytes,
+      this.pooledCount - count,
+      (room >> Room.stepsShift) + steps,
+      (room & Room.countMask) + count,
+    )
+  }
+
+  #setRoom(pooledBytes: number, pooledCount: number, mostSteps: number, mostCount: number): void {
+    const steps = Math.floor(Math.min(mostSteps, Room.mostSteps))
+    const count = Math.min(mostCount, Room.mostCount)
+    this.room = (steps << Room.stepsShift) + count
+    this.#topSteps = pooledBytes / STEP + steps
+    this.#topCount = pooledCount + count
   }
 }
 
-const ledgers: (Ledger | null)[] = []
-const vacant: number[] = []
+const ledgers = new Set<Ledger>()
 
-/** The ledger that an owner word names. */
-export function ledgerOf(word: number): Ledger {
-  return ledgers[word >>> Owned.slackBits] as Ledger
-}
-
-/** Opens a ledger; null where the runtime or the number of allocators forbids it. */
-export function openLedger(account: number, books: Books): Ledger | null {
+/** Opens a ledger over the stacks by steps; null where the runtime forbids it. */
+export function openLedger(account: number, books: Books, stacks: readonly Stack[]): Ledger | null {
   sweep()
-  const owner = vacant.pop() ?? ledgers.length
-  const buffer = owner < MOST_LEDGERS ? typed(() => native().accountCells(account)) : null
-  if (buffer === null) {
-    if (owner < ledgers.length) vacant.push(owner)
-    return null
-  }
-  return (ledgers[owner] = new Ledger(owner, account, new Float64Array(buffer), books))
+  const buffer = typed(() => native().accountCells(account))
+  if (buffer === null) return null
+  const ledger = new Ledger(account, new Float64Array(buffer), books, stacks)
+  ledgers.add(ledger)
+  return ledger
 }
 
 /** Ends a ledger with no block on it. */
 export function closeLedger(ledger: Ledger): void {
-  if (ledgers[ledger.owner] !== ledger) return
-  ledgers[ledger.owner] = null
-  vacant.push(ledger.owner)
+  ledgers.delete(ledger)
 }
 
 let sweepAt = 64
 
 /** Ends the ledgers of collected allocators whose last block has come back. */
 function sweep(): void {
-  if (ledgers.length - vacant.length < sweepAt) return
+  if (ledgers.size < sweepAt) return
   for (const ledger of ledgers) {
-    if (ledger?.abandoned === true && ledger.isEmpty) {
+    if (ledger.abandoned && ledger.isEmpty) {
       closeLedger(ledger)
       native().closeAccount(ledger.account)
     }
   }
-  sweepAt = Math.max(64, 2 * (ledgers.length - vacant.length))
+  sweepAt = Math.max(64, 2 * ledgers.size)
 }

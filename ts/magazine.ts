@@ -1,38 +1,36 @@
-import type { Kind } from './arrays.js'
+import { Word } from './buffers.js'
 import { handles as passed, hot, MOST_BLOCKS, results } from './hot.js'
-import { Cell, ledgerOf, Owned } from './ledger.js'
-import type { Ledger } from './ledger.js'
+import type { Kind } from './kind.js'
+import { Room, STEP } from './ledger.js'
+import type { Ledger, Tally } from './ledger.js'
 import { REFUSED } from './native.js'
-import { dropIfEmpty, GONE, Handle, mapSlab, retireIfDetached, slabOf, slabs, Word } from './slabs.js'
+import { dropIfEmpty, GONE, Handle, mapSlab, retireIfDetached, Slot, slabs } from './slabs.js'
 import type { Slab } from './slabs.js'
 import type { UnifiedArray } from './types.js'
 
-/** Sizes that magazines serve. */
-export enum Size {
-  /** The largest array. */
-  most = 65536,
-  stepShift = 8,
-  /** All blocks are multiples of it, for the alignment's sake. */
-  step = 256,
-}
+/** The largest array that magazines serve. */
+export const MOST_BYTES = 65536
 
 /** About how many bytes go to or from a magazine in one call. */
 const BATCH_BYTES = 256 * 1024
 
 /** Size classes are eight to a doubling; with alignment 256 only their multiples of 256 are used. `geometry.rs` has the rule. */
 function blockFor(bytes: number): number {
-  const rounded = Math.ceil(bytes / Size.step) * Size.step
-  const step = 2 ** Math.max(Size.stepShift, 31 - Math.clz32(rounded - 1) - 3)
+  const rounded = Math.ceil(bytes / STEP) * STEP
+  const step = Math.max(STEP, 2 ** (31 - Math.clz32(rounded - 1) - 3))
   return Math.ceil(rounded / step) * step
 }
 
-/** Free blocks of one size, ready to be handed out: their words say HELD. */
+/** Free blocks of one size, ready to be handed out: their words say HELD. A list, the latest first. */
 export class Stack {
-  readonly handles: number[]
-  length = 0
+  /** Below the first; its depth counts what was given back from below since the stack was empty. */
+  readonly bottom = new Slot(GONE, 0)
+  top: Slot = this.bottom
   /** Blocks that come or go in one call. */
   readonly batch: number
-  readonly capacity: number
+  readonly #capacity: number
+  /** Depth of the last block that there is room for. */
+  deepest: number
 
   constructor(
     readonly backend: number,
@@ -41,36 +39,58 @@ export class Stack {
     readonly block: number,
   ) {
     this.batch = Math.max(4, Math.min(MOST_BLOCKS, Math.floor(BATCH_BYTES / block)))
-    this.capacity = 4 * this.batch
-    this.handles = Array.from({ length: this.capacity }, () => 0)
+    this.#capacity = 4 * this.batch
+    this.deepest = this.#capacity
+  }
+
+  get length(): number {
+    return this.top.depth - this.bottom.depth
   }
 
   /** Puts a free block on top. */
-  push(handle: number): void {
-    if (this.length === this.capacity) this.flush(this.batch)
-    this.handles[this.length++] = handle
+  push(slot: Slot): void {
+    const { top } = this
+    const depth = top.depth + 1
+    slot.next = top
+    slot.depth = depth
+    this.top = slot
+    if (depth > this.deepest) this.flush(this.batch)
   }
 
   /** Gives the `count` blocks that have been here the longest back to the allocator. */
   flush(count: number): void {
-    const { handles } = this
-    for (let from = 0; from < count; from += MOST_BLOCKS) {
-      const batch = handles.slice(from, Math.min(count, from + MOST_BLOCKS))
+    const { bottom } = this
+    const lowest = bottom.depth + count
+    let above: Slot | null = null
+    let slot = this.top
+    for (; slot.depth > lowest; slot = slot.next as Slot) above = slot
+    const handles: number[] = []
+    for (; slot !== bottom; slot = slot.next as Slot) handles.push(slot.handle)
+    if (above === null) this.#clear()
+    else {
+      above.next = bottom
+      bottom.depth = lowest
+      this.deepest = lowest + this.#capacity
+    }
+    for (let from = 0; from < handles.length; from += MOST_BLOCKS) {
+      const batch = handles.slice(from, from + MOST_BLOCKS)
       passed.set(batch)
       hot().flush(batch.length)
     }
-    handles.copyWithin(0, count, this.length)
-    this.length -= count
+  }
+
+  #clear(): void {
+    this.bottom.depth = 0
+    this.top = this.bottom
+    this.deepest = this.#capacity
   }
 
   /** Forgets the blocks of a slab. */
   remove(slab: Slab): void {
-    let kept = 0
-    for (let at = 0; at < this.length; at++) {
-      const handle = this.handles[at] as number
-      if (handle >>> Handle.indexBits !== slab.number) this.handles[kept++] = handle
-    }
-    this.length = kept
+    const kept: Slot[] = []
+    for (let slot = this.top; slot !== this.bottom; slot = slot.next as Slot) if (slot.slab !== slab) kept.push(slot)
+    this.#clear()
+    for (let slot = kept.pop(); slot !== undefined; slot = kept.pop()) this.push(slot)
   }
 
   /** Brings a batch of blocks. Answers 0, or why there is none; {@link NATIVE} where the magazine cannot serve. */
@@ -88,15 +108,13 @@ export class Stack {
       const handle = batch[at] as number
       const number = handle >>> Handle.indexBits
       const slab = slabs[number] ?? GONE
-      if (slab !== GONE) {
-        // Of a retired slab nothing is used again; it is lent no more, either.
-        if (!slab.retired) this.handles[this.length++] = handle
-      } else if (mapSlab(number, this) !== null) {
-        this.handles[this.length++] = handle
-      } else {
+      const mapped = slab === GONE ? mapSlab(number, this) : slab
+      if (mapped === null) {
         refusal = results[0] as number
         refused.push(handle)
-      }
+      } else if (!mapped.retired) {
+        this.push(mapped.slot(handle & Handle.indexMask))
+      } // of a retired slab nothing is used again; it is lent no more, either
     }
     if (refused.length > 0) giveUp(refused)
     if (trimmed) dropEmptySlabs(this)
@@ -114,113 +132,85 @@ function giveUp(blocks: number[]): void {
 /** The magazine cannot serve: ask native code for an array with a buffer of its own. */
 export const NATIVE = 1
 
-/** The stacks for one kind of memory, by class. */
+/** The stacks for one kind of memory, by the number of steps that an array takes. */
 export class Magazine {
-  readonly stacks: readonly Stack[] = []
-  /** By the number of 256-byte steps that an array takes. */
-  readonly #bySteps: readonly Stack[]
+  readonly stacks: readonly Stack[]
 
   constructor(backend: number, device: number, placement: number) {
-    const stacks: Stack[] = []
-    this.#bySteps = Array.from({ length: Size.most / Size.step + 1 }, (_, steps) => {
-      const block = blockFor(Math.max(1, steps) * Size.step)
-      if (stacks.at(-1)?.block !== block) stacks.push(new Stack(backend, device, placement, block))
-      return stacks.at(-1) as Stack
+    let latest: Stack | null = null
+    this.stacks = Array.from({ length: MOST_BYTES / STEP + 1 }, (_, steps) => {
+      const block = blockFor(Math.max(1, steps) * STEP)
+      return latest?.block === block ? latest : (latest = new Stack(backend, device, placement, block))
     })
-    this.stacks = stacks
   }
-
-  /**
-   * An array from the stack of its class. Makes no native call. Null where the stack is empty, its top out of use, or the owner's limit
-   * reached.
-   */
-  take(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
-    const stack = this.#bySteps[(bytes + (Size.step - 1)) >> Size.stepShift] as Stack
-    const top = stack.length - 1
-    if (top < 0) return null
-    const { block } = stack
-    const { cells } = ledger
-    const held = cells[Cell.heldBytes] as number
-    const pooled = ledger.pooledBytes + block
-    if (held + pooled > ledger.limit) return null
-    const handle = stack.handles[top] as number
-    const slab = slabs[handle >>> Handle.indexBits] as Slab
-    if (slab.probe.length === 0) return null
-    const index = handle & Handle.indexMask
-    const serial = nextSerial
-    const array = kind.make(slab.buffer, index * block, length, handle, serial)
-
-    stack.length = top
-    nextSerial = serial === -1 ? 1 : (serial + 1) | 0 // 0 stands for none
-    slab.words[index] = Word.live
-    slab.serials[index] = serial
-    slab.owners[index] = (ledger.owner << Owned.slackBits) | (block - bytes)
-
-    ledger.pooledBytes = pooled
-    const current = held + pooled - (cells[Cell.pendingBytes] as number)
-    if (current > (cells[Cell.peakBytes] as number)) cells[Cell.peakBytes] = current
-    const count = ++ledger.pooledCount + (cells[Cell.count] as number)
-    if (count > (cells[Cell.peakCount] as number)) cells[Cell.peakCount] = count
-    ledger.totalBytes += block
-    ledger.totalCount++
-    return array
-  }
-
-  /** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
-  obtain(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | number {
-    const stack = this.#bySteps[(bytes + (Size.step - 1)) >> Size.stepShift] as Stack
-    for (;;) {
-      if (stack.length === 0) {
-        const refusal = stack.refill()
-        if (refusal !== 0) return refusal
-      }
-      if (retireIfDetached(slabOf(stack.handles[stack.length - 1] as number))) continue
-      return this.take(ledger, kind, length, bytes) ?? REFUSED.byLimit
-    }
-  }
-
-  /** Frees every block that is on a ledger and that the magazine handed out. */
-  freeAll(ledger: Ledger): void {
-    for (const slab of slabs) {
-      if (slab.retired || !this.stacks.includes(slab.stack as Stack)) continue
-      for (let index = 0; index < slab.words.length; index++) {
-        const mine = (slab.owners[index] as number) >>> Owned.slackBits === ledger.owner
-        if (mine && slab.isLive(index) && slab.promoted?.has(index) !== true) freeBlock(slab, index)
-      }
-    }
-  }
-}
-
-/** Number of the next array; never 0. */
-let nextSerial = 1
-
-/** Frees a live block that the magazine handed out and that native code has not taken over. */
-export function freeBlock(slab: Slab, index: number): void {
-  const ledger = ledgerOf(slab.owners[index] as number)
-  const handle = (slab.number << Handle.indexBits) | index
-  ledger.settle(slab.block)
-  if (slab.words[index] !== Word.live) {
-    // Work on a stream was given the block, and may still use it.
-    slab.serials[index] = 0
-    hot().freeMarked(handle, ledger.account, slab.requested(index))
-    return
-  }
-  slab.words[index] = Word.held
-  ;(slab.stack as Stack).push(handle)
 }
 
 /**
- * Frees the block of an array by the short way: of a magazine, live, known to nobody else, and its slab in place. False if that
- * is not so, and nothing was done.
+ * An array from the stack of its class. Makes no native call. Null where the stack is empty, its top out of use, or the owner's limit
+ * reached.
  */
-export function giveBack(handle: number, serial: number): boolean {
-  const slab = slabs[handle >>> Handle.indexBits] as Slab
-  const index = handle & Handle.indexMask
-  if (slab.words[index] !== Word.live || slab.serials[index] !== serial) return false
+export function take(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+  const tally = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
+  const { stack } = tally
+  const slot = stack.top
+  const { slab } = slot
+  // The bottom's slab is one without bytes, too. No `try` instead: the engine does not inline a constructor inside one.
+  if (slab.probe.length === 0) return null
+  let room = (ledger.room - tally.cost) | 0
+  if ((room & Room.guard) !== 0) {
+    if (!ledger.admit(tally.steps)) return null
+    room = ledger.room - tally.cost
+  }
+  const array = kind.make(slab.buffer, slot.offset, length, slot)
+
+  stack.top = slot.next as Slot
+  slot.words[slot.index] = Word.live
+  slot.requested = bytes
+  if (slot.tally !== tally) slot.tally = tally
+  ledger.room = room
+  tally.taken++
+  return array
+}
+
+/** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
+export function obtain(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | number {
+  const { stack } = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
+  for (;;) {
+    if (stack.length === 0) {
+      const refusal = stack.refill()
+      if (refusal !== 0) return refusal
+    }
+    if (retireIfDetached(stack.top.slab)) continue
+    return take(ledger, kind, length, bytes) ?? REFUSED.byLimit
+  }
+}
+
+/** Frees the block of an array by the short way: live, and known to nobody else. */
+export function giveBack(slot: Slot): void {
+  const tally = slot.tally as Tally
+  slot.words[slot.index] = Word.held
+  tally.settle()
+  tally.stack.push(slot)
+}
+
+/** Frees a live block that the magazine handed out and that native code has not taken over, whoever asks for it. */
+export function freeBlock(slab: Slab, index: number): void {
+  const { tally, handle, requested } = slab.slot(index)
+  slab.renew(index) // its array is not told
+  tally?.settle()
+  if (slab.words[index] !== Word.live) {
+    // Work on a stream was given the block, and may still use it.
+    tally?.ledger.shut()
+    hot().freeMarked(handle, (tally as Tally).ledger.account, requested)
+    return
+  }
   slab.words[index] = Word.held
-  ledgerOf(slab.owners[index] as number).settle(slab.block)
-  ;(slab.stack as Stack).push(handle)
-  return true
+  ;(slab.stack as Stack).push(slab.slot(index))
+}
+
+/** Frees every block that is on a ledger and that a magazine handed out. */
+export function freeAll(ledger: Ledger): void {
+  for (const slab of slabs) for (const { index } of Array.from(slab.ownedBy(ledger))) freeBlock(slab, index)
 }
 
 const magazines = new Map<number, Magazine>()

@@ -69,7 +69,7 @@ function finish(block: Block): void {
   block.owner?.forget(block)
   if (block.slab !== null) {
     block.slab.promoted?.delete(block.index)
-    block.slab.serials[block.index] = 0
+    block.slab.renew(block.index)
   }
   if (block.token !== null) forgetShared(block.token)
 }

@@ -1,8 +1,7 @@
-import { adopt, Block, detach, guard, isDetached } from './buffers.js'
+import { adopt, Block, detach, guard, isDetached, NO_WORDS, Word } from './buffers.js'
 import { typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
-import { ledgerOf, Owned } from './ledger.js'
-import type { Ledger } from './ledger.js'
+import type { Ledger, Tally } from './ledger.js'
 import type { Stack } from './magazine.js'
 import { DEFAULT_ALIGNMENT } from './options.js'
 
@@ -12,15 +11,52 @@ export enum Handle {
   indexMask = 0xfff,
 }
 
-/** Slot words: the upper byte is the state, the lower one has flags, with which a block is no longer the magazine's alone. */
-export enum Word {
-  live = 0xff00,
-  held = 0xfa00,
-  tracked = 0x04,
-}
-
 /** The state in a slot word. */
 const STATE = 0xff00
+
+/**
+ * One life or more of a block of a slab. An array that is freed forgets its slot, which then serves the block's next array. Where a block is freed
+ * in any other way, its array still has the slot: then that is {@link Slab.renew put out of use}, and the block gets another.
+ *
+ * ```text
+ * slot.words === NO_WORDS, or slot.slab.slots[slot.index] === slot
+ * ```
+ */
+export class Slot {
+  words: Uint16Array
+  /** Where in the slab's buffer the block starts. */
+  readonly offset: number
+  /** On whose account the block is, or was the last time. */
+  tally: Tally | null = null
+  /** Bytes that were asked for. */
+  requested = 0
+  /** The free block below it on its stack. */
+  next: Slot | null = null
+  /** How many are on the stack from here down. */
+  depth = 0
+
+  constructor(
+    readonly slab: Slab,
+    /** Which block of the slab it is; in one that is out of use, 0. */
+    public index: number,
+  ) {
+    this.words = slab.words
+    this.offset = index * slab.block
+  }
+
+  /** Whether an array that has the slot has not been freed. */
+  get isCurrent(): boolean {
+    return this.words !== NO_WORDS && (this.slab.retired || this.slab.isLive(this.index))
+  }
+
+  get handle(): number {
+    return (this.slab.number << Handle.indexBits) | this.index
+  }
+
+  get address(): number {
+    return this.slab.base + this.offset
+  }
+}
 
 /** A span of equal blocks: one `ArrayBuffer` over all of them, and the slot words that native code and we both see. */
 export class Slab {
@@ -31,12 +67,10 @@ export class Slab {
    * give the memory back.
    */
   retired = false
+  /** Those of the blocks that a magazine has ever borrowed, by index. */
+  readonly slots: (Slot | undefined)[] = []
   /** Has a length as long as nobody has detached the buffer. */
   readonly probe: Uint8Array
-  /** By block: whose it is, and how many of its bytes were not asked for. Of the latest array over it. */
-  readonly owners: number[]
-  /** By block: the serial number of the latest array over it; 0 once it was freed by other ways than the magazine's. */
-  readonly serials: number[]
 
   constructor(
     readonly number: number,
@@ -46,11 +80,13 @@ export class Slab {
     readonly words: Uint16Array,
     readonly base: number,
     readonly block: number,
-    capacity: number,
   ) {
-    this.owners = Array.from({ length: capacity }, () => 0)
-    this.serials = Array.from({ length: capacity }, () => 0)
-    this.probe = new Uint8Array(buffer, 0, Math.min(1, capacity))
+    this.probe = new Uint8Array(buffer, 0, Math.min(1, buffer.byteLength))
+  }
+
+  /** The slot of a block. */
+  slot(index: number): Slot {
+    return (this.slots[index] ??= new Slot(this, index))
   }
 
   /** Whether the block is handed out. */
@@ -63,38 +99,41 @@ export class Slab {
     return ((this.words[index] as number) & Word.tracked) !== 0
   }
 
-  /** Whether the array with that serial number is (still) the one over the block. */
-  isCurrent(index: number, serial: number): boolean {
-    return this.serials[index] === serial && (this.retired || this.isLive(index))
+  /** Puts the slot of a block that was freed out of use, so that the array that has it counts as freed. */
+  renew(index: number): void {
+    const slot = this.slots[index]
+    if (slot === undefined) return
+    this.slots[index] = undefined
+    slot.words = NO_WORDS
+    slot.index = 0
   }
 
   address(index: number): number {
     return this.base + index * this.block
   }
 
-  requested(index: number): number {
-    return this.block - ((this.owners[index] as number) & Owned.slackMask)
+  /** The blocks on a ledger that native code does not know of. */
+  *ownedBy(ledger: Ledger): Generator<Slot> {
+    if (this.retired) return
+    for (const slot of this.slots) {
+      if (slot?.tally?.ledger === ledger && this.isLive(slot.index) && !this.isTracked(slot.index)) yield slot
+    }
   }
 }
 
 /** Stands for every slab that is no longer there: no block of it is live. */
-export const GONE = new Slab(-1, null, new ArrayBuffer(0), new Uint16Array(0), 0, 1, 0)
+export const GONE = new Slab(-1, null, new ArrayBuffer(0), new Uint16Array(0), 0, 1)
 
 /** The slabs of this thread by number. */
 export const slabs: Slab[] = []
-
-/** The slab that a block's handle names. */
-export function slabOf(handle: number): Slab {
-  return slabs[handle >>> Handle.indexBits] ?? GONE
-}
 
 /** Maps a span for the first time. Null with the reason in `results` if the engine refuses. */
 export function mapSlab(number: number, stack: Stack): Slab | null {
   const pair = hot().map(number)
   if (pair === null) return null
   const [buffer, words] = pair
-  const [base, block, capacity] = results as unknown as [number, number, number]
-  const slab = new Slab(number, stack, buffer, new Uint16Array(words), base, block, capacity)
+  const [base, block] = results as unknown as [number, number]
+  const slab = new Slab(number, stack, buffer, new Uint16Array(words), base, block)
   adopt(buffer, slab)
   guard(buffer)
   // Numbers are given in order, but for those that are used again: the array stays dense.
@@ -136,7 +175,7 @@ export function retireIfDetached(slab: Slab): boolean {
   for (let index = 0; index < words.length; index++) {
     const word = words[index] as number
     if ((word & STATE) !== Word.live || (word & Word.tracked) !== 0) continue
-    ledgerOf(slab.owners[index] as number).settle(slab.block)
+    slab.slots[index]?.tally?.settle()
     words[index] = Word.held
   }
   typed(() => hot().forsake(slab.number))
@@ -147,15 +186,15 @@ export function retireIfDetached(slab: Slab): boolean {
 export function promote(slab: Slab, index: number): Block {
   const known = slab.promoted?.get(index)
   if (known !== undefined) return known
-  const word = slab.owners[index] as number
-  const ledger = ledgerOf(word)
-  const requested = slab.requested(index)
-  typed(() => hot().promote((slab.number << Handle.indexBits) | index, ledger.account, requested))
-  ledger.settle(slab.block)
+  const { tally, requested, handle, address } = slab.slot(index)
+  if (tally === null) throw new Error('a block that was handed out is on no account')
+  const { ledger } = tally
+  typed(() => hot().promote(handle, ledger.account, requested))
+  tally.moveOut()
   const { placement } = slab.stack as Stack
   const { books } = ledger
   const hold = results[0] as number
-  const block = new Block(hold, slab.address(index), slab.block, books, true, DEFAULT_ALIGNMENT, placement, requested)
+  const block = new Block(hold, address, slab.block, books, true, DEFAULT_ALIGNMENT, placement, requested)
   block.slab = slab
   block.index = index
   ;(slab.promoted ??= new Map()).set(index, block)
@@ -164,14 +203,8 @@ export function promote(slab: Slab, index: number): Block {
 }
 
 /** What the arrays on a ledger were asked for, by a look at every block. */
-export function requestedBytes({ owner }: Ledger): number {
+export function requestedBytes(ledger: Ledger): number {
   let sum = 0
-  for (const slab of slabs) {
-    if (slab.retired) continue
-    for (let index = 0; index < slab.words.length; index++) {
-      const mine = (slab.owners[index] as number) >>> Owned.slackBits === owner
-      if (mine && slab.isLive(index) && !slab.isTracked(index)) sum += slab.requested(index)
-    }
-  }
+  for (const slab of slabs) for (const slot of slab.ownedBy(ledger)) sum += slot.requested
   return sum
 }
