@@ -53,17 +53,25 @@ impl<T: Sync> AddressMap<T> {
         unsafe { entry.as_ref() }
     }
 
-    /// Makes `granules` granules from `address` (granule-aligned) answer `value`. The caller owns that range.
+    /// Makes room for entries of `granules` granules from `address` on. False if the process has no memory left for it.
+    pub(crate) fn prepare(&self, address: usize, granules: usize) -> bool {
+        let first = address >> GRANULE_SHIFT;
+        (first >> LEAF_BITS..=(first + granules.max(1) - 1) >> LEAF_BITS)
+            .all(|leaf| self.leaf(leaf).is_some())
+    }
+
+    /// Makes `granules` granules from `address` (granule-aligned) answer `value`. The caller owns that range, and
+    /// has [prepared](Self::prepare) it.
     pub(crate) fn set(&self, address: usize, granules: usize, value: Option<&'static T>) {
         let value = value.map_or(ptr::null_mut(), |value| ptr::from_ref(value).cast_mut());
         let first = address >> GRANULE_SHIFT;
         let mut granule = first;
         while granule < first + granules {
-            let leaf = self.leaf(granule >> LEAF_BITS);
             let end = (first + granules).min((granule | (LEAF_LEN - 1)) + 1);
-            for entry in &leaf.0[granule & (LEAF_LEN - 1)..][..end - granule] {
-                entry.store(value, Ordering::Release);
-            }
+            let leaf = self.leaf(granule >> LEAF_BITS);
+            debug_assert!(leaf.is_some(), "the range was not prepared");
+            let entries = leaf.map_or(&[][..], |leaf| &leaf.0[granule & (LEAF_LEN - 1)..][..end - granule]);
+            entries.iter().for_each(|entry| entry.store(value, Ordering::Release));
             granule = end;
         }
     }
@@ -87,10 +95,10 @@ impl<T: Sync> AddressMap<T> {
         address.checked_add(bytes).is_some_and(|end| end <= 1 << ADDRESS_BITS)
     }
 
-    fn leaf(&self, index: usize) -> &'static Leaf<T> {
+    fn leaf(&self, index: usize) -> Option<&'static Leaf<T>> {
         let mut leaf = self.root[index].load(Ordering::Acquire);
         if leaf.is_null() {
-            let fresh = Box::into_raw(Self::fresh_leaf());
+            let fresh = Box::into_raw(Self::fresh_leaf()?);
             match self.root[index].compare_exchange(
                 ptr::null_mut(),
                 fresh,
@@ -105,25 +113,22 @@ impl<T: Sync> AddressMap<T> {
                 }
             }
         }
-        // SAFETY: non-null leaves are published once and never freed.
-        unsafe { &*leaf }
+        // SAFETY: leaves are published once and never freed.
+        unsafe { leaf.as_ref() }
     }
 
     #[cfg(not(any(loom, shuttle)))]
-    fn fresh_leaf() -> Box<Leaf<T>> {
+    fn fresh_leaf() -> Option<Box<Leaf<T>>> {
         let layout = std::alloc::Layout::new::<Leaf<T>>();
         // SAFETY: the layout's size is not zero.
         let leaf = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<Leaf<T>>();
-        if leaf.is_null() {
-            std::alloc::handle_alloc_error(layout);
-        }
         // SAFETY: allocated with this layout; a zeroed `AtomicPtr` is a null one, so the leaf is valid and empty.
-        unsafe { Box::from_raw(leaf) }
+        (!leaf.is_null()).then(|| unsafe { Box::from_raw(leaf) })
     }
 
     #[cfg(any(loom, shuttle))]
-    fn fresh_leaf() -> Box<Leaf<T>> {
-        Box::new(Leaf(std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()))))
+    fn fresh_leaf() -> Option<Box<Leaf<T>>> {
+        Some(Box::new(Leaf(std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())))))
     }
 }
 

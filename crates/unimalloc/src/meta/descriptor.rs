@@ -11,7 +11,17 @@ use crate::sync::{const_fn, lock, AtomicU16, AtomicU64, Mutex};
 const KINDS: usize = MAX_BLOCKS.trailing_zeros() as usize + 2;
 
 /// Descriptors that are in no use.
-pub(crate) struct Descriptors(Mutex<[Vec<&'static Span>; KINDS]>);
+pub(crate) struct Descriptors(Mutex<[Unused; KINDS]>);
+
+/// Those of one capacity. The list has room for all that were ever made, so that taking one back needs no memory.
+struct Unused {
+    spans: Vec<&'static Span>,
+    made: usize,
+}
+
+/// A descriptor is made only while the process's heap has this much left besides. Lists and trees of a few hundred bytes, also on
+/// the way of a free, would abort without.
+const HEADROOM: usize = 64 << 10;
 
 fn kind(slots: usize) -> usize {
     slots.next_power_of_two().trailing_zeros() as usize
@@ -21,25 +31,45 @@ impl Descriptors {
     const_fn! {
         /// None yet.
         pub(crate) fn new() -> Self {
-            Self(Mutex::new([const { Vec::new() }; KINDS]))
+            Self(Mutex::new([const { Unused { spans: Vec::new(), made: 0 } }; KINDS]))
         }
     }
 
-    /// A descriptor with room for `slots` slot words.
-    pub(crate) fn take(&self, slots: usize) -> &'static Span {
-        if let Some(span) = lock(&self.0)[kind(slots)].pop() {
-            return span;
+    /// A descriptor with room for `slots` slot words. `None` if the process has no memory left for one.
+    pub(crate) fn take(&self, slots: usize) -> Option<&'static Span> {
+        {
+            let unused = &mut lock(&self.0)[kind(slots)];
+            if let Some(span) = unused.spans.pop() {
+                return Some(span);
+            }
+            unused.spans.try_reserve(unused.made + 1).ok()?;
+            // One that then cannot be made has its place all the same.
+            unused.made += 1;
+        }
+        if Vec::<u8>::new().try_reserve_exact(HEADROOM).is_err() {
+            return None;
         }
         let slots = 1usize << kind(slots);
-        let slots: Vec<_> = (0..slots).map(|_| AtomicU16::new(0)).collect();
-        let remote: Vec<_> = (0..slots.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Box::leak(Box::new(Span::new(slots.leak(), remote.leak())))
+        let words = filled(slots, || AtomicU16::new(0))?;
+        let remote = filled(slots.div_ceil(64), || AtomicU64::new(0))?;
+        let mut span = Vec::new();
+        span.try_reserve_exact(1).ok()?;
+        span.push(Span::new(words.leak(), remote.leak()));
+        span.leak().first()
     }
 
     /// Takes back a descriptor that no map entry and no list refers to any more.
     pub(crate) fn recycle(&self, span: &'static Span) {
-        lock(&self.0)[kind(span.slots().len())].push(span);
+        lock(&self.0)[kind(span.slots().len())].spans.push(span);
     }
+}
+
+/// A vector of `len` values, or none where memory is wanting: that is for the caller to hear of, and no reason to abort.
+fn filled<T>(len: usize, value: impl FnMut() -> T) -> Option<Vec<T>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).ok()?;
+    values.resize_with(len, value);
+    Some(values)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -50,13 +50,20 @@ impl Inbox {
         unsafe { self.chunks[chunk].load(Ordering::Acquire).as_ref() }
     }
 
-    /// Makes room for messages about `index`. The owner calls it before it gives the index to a span.
-    pub(crate) fn reserve(&self, index: u32) {
+    /// Makes room for messages about `index`. The owner calls it before it gives the index to a span. False if the process
+    /// has no memory left for it.
+    pub(crate) fn reserve(&self, index: u32) -> bool {
         let (chunk, _, _) = place(index);
         if self.chunk(chunk).is_none() {
-            let words = (0..1usize << chunk).map(|_| AtomicU64::new(0)).collect();
-            self.chunks[chunk].store(Box::into_raw(Box::new(Chunk(words))), Ordering::Release);
+            let mut words = Vec::new();
+            if words.try_reserve_exact(1 << chunk).is_err() {
+                return false;
+            }
+            words.resize_with(1 << chunk, || AtomicU64::new(0));
+            let chunk_of_words = Box::new(Chunk(words.into_boxed_slice()));
+            self.chunks[chunk].store(Box::into_raw(chunk_of_words), Ordering::Release);
         }
+        true
     }
 
     /// Tells the owner to look at the span it gave this index. Any thread may call it, with any index.

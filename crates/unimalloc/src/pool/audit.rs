@@ -53,7 +53,9 @@ impl Home {
         });
         let mut spans = BTreeMap::new();
         let mut covered = 0;
-        for (&address, &span) in granules.iter().filter(|(_, span)| !std::ptr::eq(**span, self.vacant())) {
+        let vacant = self.pools.vacant.get().copied();
+        let is_vacant = |span: &'static Span| vacant.is_some_and(|vacant| std::ptr::eq(span, vacant));
+        for (&address, &span) in granules.iter().filter(|(_, span)| !is_vacant(span)) {
             covered += 1;
             let within = address >= span.base() && address < span.base() + span.granules() * GRANULE;
             require(within, || format!("granule {address:x} maps to the span at {:x}", span.base()))?;
@@ -78,7 +80,7 @@ impl Home {
                 let Some(span) = super::span_of(address) else {
                     return Err(format!("granule {address:x} of a segment is not mapped"));
                 };
-                let vacant = std::ptr::eq(span, self.vacant());
+                let vacant = self.pools.vacant.get().is_some_and(|vacant| std::ptr::eq(span, *vacant));
                 require(vacant == segment.is_free(granule), || {
                     format!("granule {address:x}: vacant is {vacant}")
                 })?;

@@ -129,6 +129,14 @@ impl Directory {
         }
     }
 
+    /// Makes room for one more segment. False if the process has no memory left for it.
+    pub fn reserve(&mut self) -> bool {
+        // And for its number, once it is given back.
+        !self.vacant_ids.is_empty()
+            || (self.segments.try_reserve(1).is_ok()
+                && self.vacant_ids.try_reserve(self.segments.len() + 1).is_ok())
+    }
+
     /// Adds a region whose usable part starts at `base`.
     pub fn add_segment(
         &mut self,

@@ -235,24 +235,30 @@ impl Home {
         lock(&self.pools.directory).key(key)
     }
 
-    fn vacant(self) -> &'static Span {
-        self.pools.vacant.get_or_init(|| {
-            let span = self.pools.descriptors.take(1);
-            span.shape(Shape {
-                base: 0,
-                granules: 0,
-                block: 1,
-                capacity: 0,
-                class: 0,
-                lane: 0,
-                group: 0,
-                coded: false,
-                key: 0,
-                segment: NO_SEGMENT,
-                home: self.id(),
-            });
-            span
-        })
+    /// What free granules map to. `None` only before the first segment, if the process has no memory left.
+    fn vacant(self) -> Option<&'static Span> {
+        if let Some(span) = self.pools.vacant.get() {
+            return Some(span);
+        }
+        let fresh = self.pools.descriptors.take(1)?;
+        fresh.shape(Shape {
+            base: 0,
+            granules: 0,
+            block: 1,
+            capacity: 0,
+            class: 0,
+            lane: 0,
+            group: 0,
+            coded: false,
+            key: 0,
+            segment: NO_SEGMENT,
+            home: self.id(),
+        });
+        let vacant = self.pools.vacant.get_or_init(|| fresh);
+        if !std::ptr::eq(*vacant, fresh) {
+            self.pools.descriptors.recycle(fresh); // another thread was first
+        }
+        Some(vacant)
     }
 
     /// Takes up frees that waited for the GPU; answers whether there were any.
@@ -330,6 +336,10 @@ impl Home {
         }
         let base = region.address.checked_next_multiple_of(MAX_ALIGN);
         match base.filter(|&base| AddressMap::<Span>::covers(base, bytes)) {
+            Some(base) if !MAP.prepare(base, bytes / GRANULE) => {
+                self.decline(region);
+                Err(AllocError::OutOfMemory)
+            }
             Some(base) => {
                 self.pools.reserved.fetch_add(region.bytes, Relaxed);
                 Ok((region, base))
@@ -364,9 +374,14 @@ impl Home {
             set_last_error(AllocError::Budget);
             return None;
         };
-        let (segment, base) = self.take_run(request.key, bytes / GRANULE, 1)?;
         let capacity = bytes / block;
-        Some(self.make_span(request, segment, base, bytes / GRANULE, block, capacity))
+        let span = self.descriptor(capacity, request.lane)?;
+        let Some((segment, base)) = self.take_run(request.key, bytes / GRANULE, 1) else {
+            self.pools.descriptors.recycle(span);
+            return None;
+        };
+        self.shape_span(span, request, segment, base, bytes / GRANULE, block, capacity);
+        Some(span)
     }
 
     /// Whether blocks of a class are cut from segments at present.
@@ -374,18 +389,26 @@ impl Home {
         span_bytes(class, self.segment_bytes()).is_some()
     }
 
-    fn make_span(
+    /// An unused descriptor. Taken before the memory, which is easier to do without. `None` with the reason in `last_error`.
+    fn descriptor(self, capacity: usize, lane: u8) -> Option<&'static Span> {
+        let span = self.pools.descriptors.take(capacity << u32::from(is_coded(capacity, lane)));
+        if span.is_none() {
+            set_last_error(AllocError::OutOfMemory);
+        }
+        span
+    }
+
+    #[allow(clippy::too_many_arguments)] // the parts of a shape
+    fn shape_span(
         self,
+        span: &'static Span,
         request: SpanRequest,
         segment: u32,
         base: usize,
         granules: usize,
         block: usize,
         capacity: usize,
-    ) -> &'static Span {
-        // A single block has no free list to encode.
-        let coded = capacity > 1 && Policy::from_lane(request.lane).encoded();
-        let span = self.pools.descriptors.take(capacity << u32::from(coded));
+    ) {
         span.shape(Shape {
             base,
             granules,
@@ -394,13 +417,12 @@ impl Home {
             class: request.class,
             lane: request.lane,
             group: request.group,
-            coded,
+            coded: is_coded(capacity, request.lane),
             key: request.key,
             segment,
             home: self.id(),
         });
         MAP.set(base, granules, Some(span));
-        span
     }
 
     fn take_run(self, key: u32, granules: usize, align: usize) -> Option<(u32, usize)> {
@@ -413,6 +435,11 @@ impl Home {
                 Ok(run) => return Some(run),
                 Err(place) => place,
             };
+            let vacant = self.vacant();
+            if vacant.is_none() || !lock(&self.pools.directory).reserve() {
+                set_last_error(AllocError::OutOfMemory);
+                return None;
+            }
             // What this run was planned by may have shrunk since: it must still fit.
             let least = ((granules + align - 1) * GRANULE).next_power_of_two();
             let mut segment_bytes = self.look_at_segment_bytes().max(least);
@@ -428,7 +455,7 @@ impl Home {
                 }
             };
             let (region, base) = obtained;
-            MAP.set(base, segment_bytes / GRANULE, Some(self.vacant()));
+            MAP.set(base, segment_bytes / GRANULE, vacant);
             let (granules, age) = (segment_bytes / GRANULE, self.age());
             self.pools.change(|directory| ((), directory.add_segment(key, region, base, granules, age)));
         }
@@ -438,7 +465,7 @@ impl Home {
     pub(crate) fn retire(self, span: &'static Span) {
         debug_assert!(span.is_empty());
         let (base, granules) = (span.base(), span.granules());
-        MAP.set(base, granules, Some(self.vacant()));
+        MAP.set(base, granules, self.vacant());
         let segment = span.segment.load(Relaxed);
         self.pools.descriptors.recycle(span);
         let age = self.age();
@@ -510,8 +537,12 @@ impl Home {
         let segment_bytes = self.segment_bytes();
         if align > GRANULE && cut <= segment_bytes / 4 && cut + align - GRANULE <= segment_bytes {
             let align = align / GRANULE;
-            let (segment, base) = self.take_run(number, cut / GRANULE, align)?;
-            let span = self.make_span(request, segment, base, cut / GRANULE, cut, 1);
+            let span = self.descriptor(1, lane)?;
+            let Some((segment, base)) = self.take_run(number, cut / GRANULE, align) else {
+                self.pools.descriptors.recycle(span);
+                return None;
+            };
+            self.shape_span(span, request, segment, base, cut / GRANULE, cut, 1);
             span.slots()[0].store(slot::LIVE, Ordering::Release);
             return Some((span, false));
         }
@@ -527,8 +558,12 @@ impl Home {
             span.slots()[0].store(slot::LIVE, Ordering::Release);
             return Some((span, false));
         }
-        let (region, base) = self.obtain(bytes, key.place)?;
-        let span = self.make_span(request, NO_SEGMENT, base, bytes / GRANULE, bytes, 1);
+        let span = self.descriptor(1, lane)?;
+        let Some((region, base)) = self.obtain(bytes, key.place) else {
+            self.pools.descriptors.recycle(span);
+            return None;
+        };
+        self.shape_span(span, request, NO_SEGMENT, base, bytes / GRANULE, bytes, 1);
         span.region.store(region.address, Relaxed);
         span.region_bytes.store(region.bytes, Relaxed);
         span.slots()[0].store(slot::LIVE, Ordering::Release);
@@ -568,6 +603,11 @@ impl Home {
         let (free, longest) = lock(&self.pools.directory).free_bytes();
         (free + self.pools.huge.bytes(), longest.max(self.pools.huge.largest()))
     }
+}
+
+/// Whether a span's free list is encoded: a single block has none.
+fn is_coded(capacity: usize, lane: u8) -> bool {
+    capacity > 1 && Policy::from_lane(lane).encoded()
 }
 
 /// Whether the span's blocks are freed through the pool instead of a heap.

@@ -67,8 +67,8 @@ impl Home {
         // Before the region goes: its addresses may come back to another thread at once.
         MAP.set(base, granules, None);
         if !self.give_back(region) {
-            let value = if let Taken::Huge(span) = &taken { span } else { self.vacant() };
-            MAP.set(base, granules, Some(value));
+            let value = if let Taken::Huge(span) = &taken { Some(*span) } else { self.vacant() };
+            MAP.set(base, granules, value);
             return Err(taken);
         }
         self.pools.reserved.fetch_sub(region.bytes, Relaxed);

@@ -15,7 +15,7 @@ use std::num::NonZeroU64;
 use super::bin::Bin;
 use super::prefetch::prefetch;
 use crate::backend::fork;
-use crate::error::{last_error, AllocError};
+use crate::error::{last_error, set_last_error, AllocError};
 use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
 use crate::meta::inbox::Inbox;
 use crate::meta::slot;
@@ -258,7 +258,7 @@ impl Heap {
         };
         let request =
             SpanRequest { key: number, class: class as u16, lane: key.policy as u8, group: key.group };
-        while let Some(span) = self.home.adopt(request) {
+        while let Some(span) = self.has_place().then(|| self.home.adopt(request)).flatten() {
             self.keep(at, span);
             self.drain(span);
             if span.has_free() {
@@ -287,6 +287,10 @@ impl Heap {
                 return true;
             }
         }
+        if !self.has_place() {
+            set_last_error(AllocError::OutOfMemory);
+            return false;
+        }
         let span = self.home.take_span(request).or_else(|| {
             if !matches!(last_error(), Some(AllocError::Budget | AllocError::OutOfMemory)) {
                 return None;
@@ -314,13 +318,21 @@ impl Heap {
         }
     }
 
-    /// Becomes the keeper of a span and links it into bin `at`.
+    /// Makes room for the books of one more span. False if the process has no memory left for it.
+    fn has_place(&mut self) -> bool {
+        let next = self.tenants.len();
+        self.vacancies.last().is_some()
+            || (self.tenants.try_reserve(1).is_ok()
+                && self.vacancies.try_reserve(next + 1).is_ok()
+                && self.inbox.reserve(next as u32))
+    }
+
+    /// Becomes the keeper of a span and links it into bin `at`. There is a [place](Self::has_place) for it.
     fn keep(&mut self, at: usize, span: &'static Span) {
         let index = self.vacancies.pop().unwrap_or_else(|| {
             self.tenants.push(None);
             self.tenants.len() as u32 - 1
         });
-        self.inbox.reserve(index);
         self.tenants[index as usize] = Some(span);
         let fast = self.keys[at / CLASSES].0.policy == Policy::Standard && at % CLASSES <= SHARED_CLASS;
         span.adopt(self.id(), fast, at as u16, self.inbox, index);
