@@ -1,5 +1,5 @@
-// `npm run bench [-- --all-nodes] [-- --quick] [-- --out FOLDER]`: the JavaScript benchmarks on this Node, or on every one that is
-// supported. Prints tables; with --out also writes js-allocators.json, .md and a picture, as docs/results has them.
+// `npm run bench [-- --all-nodes] [-- --quick] [-- --only TEXT] [-- --out FOLDER]`: the JavaScript benchmarks on this Node, or on
+// every one that is supported; those alone whose name has the text. Prints tables; with --out also writes js-allocators.json, .md and a picture, as docs/results has them.
 import { fork } from 'node:child_process'
 import { copyFileSync, mkdirSync, writeFileSync } from 'node:fs'
 import { cpus } from 'node:os'
@@ -105,10 +105,10 @@ async function measure(program, addon, { name, group, bytes, names }, { rounds, 
 }
 
 /** The version and the rows of one Node. */
-async function measureAll(program, addon, options) {
+async function measureAll(program, addon, options, only) {
   const version = capture(program, ['--version'])
   const rows = []
-  for (const workload of workloads) {
+  for (const workload of workloads.filter(({ name }) => name.includes(only))) {
     rows.push(await measure(program, addon, workload, options))
     process.stderr.write('.')
   }
@@ -131,7 +131,12 @@ function origin(command) {
 
 await runScript(async () => {
   const { values } = parseArgs({
-    options: { 'all-nodes': { type: 'boolean' }, quick: { type: 'boolean' }, out: { type: 'string' } },
+    options: {
+      'all-nodes': { type: 'boolean' },
+      quick: { type: 'boolean' },
+      only: { type: 'string', default: '' },
+      out: { type: 'string' },
+    },
   })
   await build()
   const addon = buildBare()
@@ -139,7 +144,7 @@ await runScript(async () => {
   const programs = values['all-nodes'] ? NODES.map(nodeOf) : [process.execPath]
   const nodes = []
   for (const program of programs) {
-    const result = await measureAll(program, addon, options)
+    const result = await measureAll(program, addon, options, values.only)
     console.log(`\n${result.version}\n\n${table(result.rows)}`)
     nodes.push(result)
   }

@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { format, resolveConfig } from 'prettier'
 import { root } from './setup.mjs'
 
+/** The likelier kinds come first: they are asked for in this order. */
 const NAMES = [
   'Float32Array',
   'Uint8Array',
@@ -64,37 +65,41 @@ import type { ArrayType, FreeOptions } from './types.js'
 const { Float16Array = undefined } = globalThis as { Float16Array?: ArrayType }
 ${NAMES.map(classOf).join('\n')}
 
-const kinds: readonly Kind[] = [
-  ${NAMES.map(
-    (name) =>
-      `unify(${name}, Unified${name}, (buffer, offset, length, content) => new Unified${name}(buffer, offset, length, content)),`,
-  ).join('\n  ')}
-].filter((kind) => kind !== null)
+${NAMES.map(
+  (name) =>
+    `const ${name}Kind = unify(${name}, Unified${name}, (buffer, offset, length, content) => new Unified${name}(buffer, offset, length, content))`,
+).join('\n')}
 
-const byType = new Map<unknown, Kind>(kinds.map((kind) => [kind.type, kind]))
+/** Of the latest call: most programs ask for the same type many times on end. */
+let latestType: unknown
+let latestKind: Kind | null = null
+
+/** The kind that a constructor makes. */
+export function kindOfType(type: unknown): Kind | null {
+  return type === latestType ? latestKind : find(type)
+}
+
+function find(type: unknown): Kind | null {
+  const kind = among(type)
+  if (kind !== null) {
+    latestType = type
+    latestKind = kind
+  }
+  return kind
+}
+
+/** Comparing is faster than looking up in a \`Map\`, also for the last. */
+function among(type: unknown): Kind | null {
+  ${NAMES.map((name) => `if (type === ${name}) return ${name}Kind`).join('\n  ')}
+  return null
+}
+
+const kinds = [${NAMES.map((name) => `${name}Kind`).join(', ')}].filter((kind) => kind !== null)
 const byName = new Map(kinds.map((kind) => [kind.name, kind]))
 
 /** The kind of that name. */
 export function kindNamed(name: string): Kind | undefined {
   return byName.get(name)
-}
-
-/** Of the latest call: most programs ask for the same type many times on end. */
-let latestType: unknown
-let latestKind: Kind | undefined
-
-/** The kind that a constructor makes. */
-export function kindOfType(type: unknown): Kind | undefined {
-  return type === latestType ? latestKind : find(type)
-}
-
-function find(type: unknown): Kind | undefined {
-  const kind = byType.get(type)
-  if (kind !== undefined) {
-    latestType = type
-    latestKind = kind
-  }
-  return kind
 }
 `
 

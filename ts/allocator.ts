@@ -17,7 +17,6 @@ import type { NativeStream } from './cuda/stream-handle.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
 import type { Kind } from './kind.js'
-import { kindOfType } from './kinds.js'
 import { closeLedger, openLedger } from './ledger.js'
 import type { Ledger } from './ledger.js'
 import { reportAtExit, Tracker } from './leaks.js'
@@ -165,17 +164,11 @@ export class Allocator implements Disposable {
    */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
     const pooled = this.#pooled
-    const kind = kindOfType(type)
-    if (pooled !== null && options === undefined && kind !== undefined && Number.isInteger(length)) {
-      const bytes = length * kind.bytesPerElement
-      if (bytes > 0 && bytes <= MOST_BYTES) {
-        const array = take(pooled, kind, length, bytes)
-        if (array !== null) return array as UnifiedArray<InstanceType<C>>
-      }
+    if (pooled !== null && options === undefined) {
+      const array = take(pooled, type, length)
+      if (array !== null) return array as UnifiedArray<InstanceType<C>>
     }
-    return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe) as UnifiedArray<
-      InstanceType<C>
-    >
+    return this.#makeUnsafe(type, length, options) as UnifiedArray<InstanceType<C>>
   }
 
   /** An array with a copy of `source`: of the same type, or of the type that is named. Lives as one of `alloc`. */
@@ -360,6 +353,11 @@ export class Allocator implements Disposable {
     if (errors.length > 0) throw errors[0]
   }
 
+  /** {@link allocUnsafe}, where the short way is not open. */
+  #makeUnsafe(type: ArrayType, length: number, options: AllocOptions | undefined): UnifiedArray {
+    return this.#make(kindOf('allocUnsafe', type), length, options, POOLED, this.allocUnsafe)
+  }
+
   #make(
     kind: Kind,
     length: number,
@@ -438,7 +436,7 @@ export class Allocator implements Disposable {
   #obtain(opened: Opened, kind: Kind, length: number, bytes: number): UnifiedArray | null {
     const pooled = (this.#pooled ??= this.#openPooled(opened))
     if (pooled === null) return null
-    const attempt = (): UnifiedArray | number => typed(() => obtain(pooled, kind, length, bytes))
+    const attempt = (): UnifiedArray | number => typed(() => obtain(pooled, kind.type, length, bytes))
     const made = attempt()
     return typeof made === 'number' ? this.#insist(opened, bytes, made, attempt) : made
   }

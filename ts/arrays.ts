@@ -14,7 +14,7 @@ import type { FreeOptions, UnifiedArray } from './types.js'
 /** The kind that a constructor makes, or an error. */
 export function kindOf(what: string, type: unknown): Kind {
   const kind = kindOfType(type)
-  if (kind !== undefined) return kind
+  if (kind !== null) return kind
   throw invalid(`${what}: the type is ${show(type)}; pass the constructor of a standard typed array, as Float32Array`)
 }
 

@@ -345,91 +345,119 @@ class UnifiedFloat16Array extends plain(Float16Array) {
   }
 }
 
-const kinds: readonly Kind[] = [
-  unify(
-    Float32Array,
-    UnifiedFloat32Array,
-    (buffer, offset, length, content) => new UnifiedFloat32Array(buffer, offset, length, content),
-  ),
-  unify(
-    Uint8Array,
-    UnifiedUint8Array,
-    (buffer, offset, length, content) => new UnifiedUint8Array(buffer, offset, length, content),
-  ),
-  unify(
-    Float64Array,
-    UnifiedFloat64Array,
-    (buffer, offset, length, content) => new UnifiedFloat64Array(buffer, offset, length, content),
-  ),
-  unify(
-    Int32Array,
-    UnifiedInt32Array,
-    (buffer, offset, length, content) => new UnifiedInt32Array(buffer, offset, length, content),
-  ),
-  unify(
-    Uint32Array,
-    UnifiedUint32Array,
-    (buffer, offset, length, content) => new UnifiedUint32Array(buffer, offset, length, content),
-  ),
-  unify(
-    Uint16Array,
-    UnifiedUint16Array,
-    (buffer, offset, length, content) => new UnifiedUint16Array(buffer, offset, length, content),
-  ),
-  unify(
-    Int16Array,
-    UnifiedInt16Array,
-    (buffer, offset, length, content) => new UnifiedInt16Array(buffer, offset, length, content),
-  ),
-  unify(
-    Uint8ClampedArray,
-    UnifiedUint8ClampedArray,
-    (buffer, offset, length, content) => new UnifiedUint8ClampedArray(buffer, offset, length, content),
-  ),
-  unify(
-    Int8Array,
-    UnifiedInt8Array,
-    (buffer, offset, length, content) => new UnifiedInt8Array(buffer, offset, length, content),
-  ),
-  unify(
-    BigInt64Array,
-    UnifiedBigInt64Array,
-    (buffer, offset, length, content) => new UnifiedBigInt64Array(buffer, offset, length, content),
-  ),
-  unify(
-    BigUint64Array,
-    UnifiedBigUint64Array,
-    (buffer, offset, length, content) => new UnifiedBigUint64Array(buffer, offset, length, content),
-  ),
-  unify(
-    Float16Array,
-    UnifiedFloat16Array,
-    (buffer, offset, length, content) => new UnifiedFloat16Array(buffer, offset, length, content),
-  ),
-].filter((kind) => kind !== null)
+const Float32ArrayKind = unify(
+  Float32Array,
+  UnifiedFloat32Array,
+  (buffer, offset, length, content) => new UnifiedFloat32Array(buffer, offset, length, content),
+)
+const Uint8ArrayKind = unify(
+  Uint8Array,
+  UnifiedUint8Array,
+  (buffer, offset, length, content) => new UnifiedUint8Array(buffer, offset, length, content),
+)
+const Float64ArrayKind = unify(
+  Float64Array,
+  UnifiedFloat64Array,
+  (buffer, offset, length, content) => new UnifiedFloat64Array(buffer, offset, length, content),
+)
+const Int32ArrayKind = unify(
+  Int32Array,
+  UnifiedInt32Array,
+  (buffer, offset, length, content) => new UnifiedInt32Array(buffer, offset, length, content),
+)
+const Uint32ArrayKind = unify(
+  Uint32Array,
+  UnifiedUint32Array,
+  (buffer, offset, length, content) => new UnifiedUint32Array(buffer, offset, length, content),
+)
+const Uint16ArrayKind = unify(
+  Uint16Array,
+  UnifiedUint16Array,
+  (buffer, offset, length, content) => new UnifiedUint16Array(buffer, offset, length, content),
+)
+const Int16ArrayKind = unify(
+  Int16Array,
+  UnifiedInt16Array,
+  (buffer, offset, length, content) => new UnifiedInt16Array(buffer, offset, length, content),
+)
+const Uint8ClampedArrayKind = unify(
+  Uint8ClampedArray,
+  UnifiedUint8ClampedArray,
+  (buffer, offset, length, content) => new UnifiedUint8ClampedArray(buffer, offset, length, content),
+)
+const Int8ArrayKind = unify(
+  Int8Array,
+  UnifiedInt8Array,
+  (buffer, offset, length, content) => new UnifiedInt8Array(buffer, offset, length, content),
+)
+const BigInt64ArrayKind = unify(
+  BigInt64Array,
+  UnifiedBigInt64Array,
+  (buffer, offset, length, content) => new UnifiedBigInt64Array(buffer, offset, length, content),
+)
+const BigUint64ArrayKind = unify(
+  BigUint64Array,
+  UnifiedBigUint64Array,
+  (buffer, offset, length, content) => new UnifiedBigUint64Array(buffer, offset, length, content),
+)
+const Float16ArrayKind = unify(
+  Float16Array,
+  UnifiedFloat16Array,
+  (buffer, offset, length, content) => new UnifiedFloat16Array(buffer, offset, length, content),
+)
 
-const byType = new Map<unknown, Kind>(kinds.map((kind) => [kind.type, kind]))
+/** Of the latest call: most programs ask for the same type many times on end. */
+let latestType: unknown
+let latestKind: Kind | null = null
+
+/** The kind that a constructor makes. */
+export function kindOfType(type: unknown): Kind | null {
+  return type === latestType ? latestKind : find(type)
+}
+
+function find(type: unknown): Kind | null {
+  const kind = among(type)
+  if (kind !== null) {
+    latestType = type
+    latestKind = kind
+  }
+  return kind
+}
+
+/** Comparing is faster than looking up in a `Map`, also for the last. */
+function among(type: unknown): Kind | null {
+  if (type === Float32Array) return Float32ArrayKind
+  if (type === Uint8Array) return Uint8ArrayKind
+  if (type === Float64Array) return Float64ArrayKind
+  if (type === Int32Array) return Int32ArrayKind
+  if (type === Uint32Array) return Uint32ArrayKind
+  if (type === Uint16Array) return Uint16ArrayKind
+  if (type === Int16Array) return Int16ArrayKind
+  if (type === Uint8ClampedArray) return Uint8ClampedArrayKind
+  if (type === Int8Array) return Int8ArrayKind
+  if (type === BigInt64Array) return BigInt64ArrayKind
+  if (type === BigUint64Array) return BigUint64ArrayKind
+  if (type === Float16Array) return Float16ArrayKind
+  return null
+}
+
+const kinds = [
+  Float32ArrayKind,
+  Uint8ArrayKind,
+  Float64ArrayKind,
+  Int32ArrayKind,
+  Uint32ArrayKind,
+  Uint16ArrayKind,
+  Int16ArrayKind,
+  Uint8ClampedArrayKind,
+  Int8ArrayKind,
+  BigInt64ArrayKind,
+  BigUint64ArrayKind,
+  Float16ArrayKind,
+].filter((kind) => kind !== null)
 const byName = new Map(kinds.map((kind) => [kind.name, kind]))
 
 /** The kind of that name. */
 export function kindNamed(name: string): Kind | undefined {
   return byName.get(name)
-}
-
-/** Of the latest call: most programs ask for the same type many times on end. */
-let latestType: unknown
-let latestKind: Kind | undefined
-
-/** The kind that a constructor makes. */
-export function kindOfType(type: unknown): Kind | undefined {
-  return type === latestType ? latestKind : find(type)
-}
-
-function find(type: unknown): Kind | undefined {
-  const kind = byType.get(type)
-  if (kind !== undefined) {
-    latestType = type
-    latestKind = kind
-  }
-  return kind
 }

@@ -149,17 +149,17 @@ export class Ledger {
   }
 
   /**
-   * Enters the peaks of one more block of so many steps, and sets room aside for it and, if there is any, for more. False where the limit
-   * forbids it.
+   * Enters the peaks of one more block, and sets room aside for it and, if there is any, for more. Answers the room without that block;
+   * -1 where the limit forbids it.
    */
-  admit(steps: number): boolean {
+  admit({ steps, cost }: Tally): number {
     const { cells, pooledBytes, pooledCount } = this
     const held = cells[Cell.heldBytes] as number
     // Not below zero: another thread may let a block go between the two loads.
     const current = Math.max(0, held - (cells[Cell.pendingBytes] as number))
     const count = cells[Cell.count] as number
     const bytes = pooledBytes + steps * STEP
-    if (held + bytes > this.#limit) return false
+    if (held + bytes > this.#limit) return -1
     const peakBytes = Math.max(cells[Cell.peakBytes] as number, current + bytes)
     const peakCount = Math.max(cells[Cell.peakCount] as number, count + pooledCount + 1)
     cells[Cell.peakBytes] = peakBytes
@@ -167,7 +167,7 @@ export class Ledger {
     const mostBytes = Math.min(this.#limit - held, peakBytes - current) - pooledBytes
     const mostCount = peakCount - count - pooledCount
     this.#setRoom(pooledBytes, pooledCount, mostBytes / STEP, mostCount)
-    return true
+    return this.room - cost
   }
 
   /** So many steps and blocks have come back, for which there is no place in the room. */

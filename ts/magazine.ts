@@ -1,6 +1,6 @@
 import { Word } from './buffers.js'
 import { handles as passed, hot, MOST_BLOCKS, results } from './hot.js'
-import type { Kind } from './kind.js'
+import { kindOfType } from './kinds.js'
 import { Room, STEP } from './ledger.js'
 import type { Ledger, Tally } from './ledger.js'
 import { REFUSED } from './native.js'
@@ -63,9 +63,9 @@ export class Stack {
     const lowest = bottom.depth + count
     let above: Slot | null = null
     let slot = this.top
-    for (; slot.depth > lowest; slot = slot.next as Slot) above = slot
+    for (; slot.depth > lowest; slot = slot.next) above = slot
     const handles: number[] = []
-    for (; slot !== bottom; slot = slot.next as Slot) handles.push(slot.handle)
+    for (; slot !== bottom; slot = slot.next) handles.push(slot.handle)
     if (above === null) this.#clear()
     else {
       above.next = bottom
@@ -88,7 +88,7 @@ export class Stack {
   /** Forgets the blocks of a slab. */
   remove(slab: Slab): void {
     const kept: Slot[] = []
-    for (let slot = this.top; slot !== this.bottom; slot = slot.next as Slot) if (slot.slab !== slab) kept.push(slot)
+    for (let slot = this.top; slot !== this.bottom; slot = slot.next) if (slot.slab !== slab) kept.push(slot)
     this.#clear()
     for (let slot = kept.pop(); slot !== undefined; slot = kept.pop()) this.push(slot)
   }
@@ -146,24 +146,25 @@ export class Magazine {
 }
 
 /**
- * An array from the stack of its class. Makes no native call. Null where the stack is empty, its top out of use, or the owner's limit
- * reached.
+ * An array from the stack of its class. Makes no native call. Null where the stack is empty, its top out of use, the owner's limit reached,
+ * or an argument none for a magazine. The less code here, the more callers the engine puts it into.
  */
-export function take(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+export function take(ledger: Ledger, type: unknown, length: number): UnifiedArray | null {
+  const kind = kindOfType(type)
+  if (kind === null || !Number.isInteger(length)) return null
+  const bytes = length * kind.bytesPerElement
+  if (bytes <= 0 || bytes > MOST_BYTES) return null
   const tally = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
   const { stack } = tally
   const slot = stack.top
   const { slab } = slot
-  // The bottom's slab is one without bytes, too. No `try` instead: the engine does not inline a constructor inside one.
+  // The bottom's slab has no bytes, either. No `try` instead: the engine does not inline a constructor inside one.
   if (slab.probe.length === 0) return null
   let room = (ledger.room - tally.cost) | 0
-  if ((room & Room.guard) !== 0) {
-    if (!ledger.admit(tally.steps)) return null
-    room = ledger.room - tally.cost
-  }
+  if ((room & Room.guard) !== 0 && (room = ledger.admit(tally)) < 0) return null
   const array = kind.make(slab.buffer, slot.offset, length, slot)
 
-  stack.top = slot.next as Slot
+  stack.top = slot.next
   slot.words[slot.index] = Word.live
   slot.requested = bytes
   if (slot.tally !== tally) slot.tally = tally
@@ -173,7 +174,7 @@ export function take(ledger: Ledger, kind: Kind, length: number, bytes: number):
 }
 
 /** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
-export function obtain(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | number {
+export function obtain(ledger: Ledger, type: unknown, length: number, bytes: number): UnifiedArray | number {
   const { stack } = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
   for (;;) {
     if (stack.length === 0) {
@@ -181,7 +182,7 @@ export function obtain(ledger: Ledger, kind: Kind, length: number, bytes: number
       if (refusal !== 0) return refusal
     }
     if (retireIfDetached(stack.top.slab)) continue
-    return take(ledger, kind, length, bytes) ?? REFUSED.byLimit
+    return take(ledger, type, length) ?? REFUSED.byLimit
   }
 }
 

@@ -30,8 +30,8 @@ export class Slot {
   tally: Tally | null = null
   /** Bytes that were asked for. */
   requested = 0
-  /** The free block below it on its stack. */
-  next: Slot | null = null
+  /** The block below it on its stack; not looked at while it is on none. */
+  next: Slot
   /** How many are on the stack from here down. */
   depth = 0
 
@@ -42,6 +42,7 @@ export class Slot {
   ) {
     this.words = slab.words
     this.offset = index * slab.block
+    this.next = this
   }
 
   /** Whether an array that has the slot has not been freed. */
