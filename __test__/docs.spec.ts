@@ -145,6 +145,21 @@ for (const block of blocks.filter(({ language }) => ['js', 'ts', 'cjs'].includes
   }
 }
 
+for (const backend of ['host', 'auto']) {
+  const [first] = blocks.filter(({ page, language }) => page === 'README.md' && language === 'js')
+  const testFirst = first === undefined ? anyTest.skip : anyTest
+  testFirst(
+    `the first program of the README runs as it stands, on every Node and on the backend '${backend}'`,
+    async (t) => {
+      const { code, stdout, stderr } = await run(`first-${backend}.mjs`, (first as Block).code, {
+        UNIMALLOC_BACKEND: backend,
+      })
+      t.is(code, 0, stderr)
+      t.is(stdout, '2.000\n')
+    },
+  )
+}
+
 // An installation for a GPU machine has no pages.
 const testPages = blocks.length > 0 ? anyTest : anyTest.skip
 
