@@ -19,7 +19,7 @@ import { dirname, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import anyTest from 'ava'
 import type { ExecutionContext } from 'ava'
-import { isCudaAvailable } from 'unimalloc'
+import * as unimalloc from 'unimalloc'
 
 import type { Outcome } from './helpers/child.js'
 import { fakeCudaDirectory } from './helpers/fake-cuda.js'
@@ -138,7 +138,7 @@ for (const block of blocks.filter(({ language }) => ['js', 'ts', 'cjs'].includes
   const needsGpu = usesGpu.test(block.code) && !asksFirst.test(block.code)
   if (!needsGpu) test(`${name} on the host`, (t) => check(t, block, { UNIMALLOC_BACKEND: 'host' }))
   if (usesGpu.test(block.code)) {
-    const testGpu = isCudaAvailable() ? test : anyTest.skip
+    const testGpu = unimalloc.isCudaAvailable() ? test : anyTest.skip
     testGpu(`${name} on a GPU`, (t) => check(t, block, {}))
     const testFake = fake === null ? anyTest.skip : test
     testFake(`${name} over the stand-in driver`, (t) => check(t, block, { LD_LIBRARY_PATH: fake as string }))
@@ -206,6 +206,16 @@ testSources('the site has no warning: every page has a title, and every link lea
   const { code, stdout, stderr } = await runNode([typedoc, ...args], {})
   t.is(code, 0, stdout + stderr)
   t.true(existsSync(join(folder, 'site', 'documents', 'Placement.html')))
+})
+
+testPages('the reference lists everything exported, and every member of an allocator and of `cuda`', (t) => {
+  const reference = readFileSync(join(guide, 'reference.md'), 'utf8')
+  const { allocator, Allocator, cuda } = unimalloc
+  const members = Object.getOwnPropertyNames(Allocator.prototype).filter((name) => name !== 'constructor')
+  const names = [...Object.keys(unimalloc), ...members, ...Object.keys(cuda).map((name) => `cuda.${name}`)]
+  t.true(names.length > 30 && members.every((name) => name in allocator))
+  const said = new Set([...reference.matchAll(/`([\w.]+)(?:\(.*?\))?`/g)].map(([, name]) => name as string))
+  for (const name of names) t.true(said.has(name), name)
 })
 
 testSources('the reference lists every error code, and every environment variable that the sources read', (t) => {
