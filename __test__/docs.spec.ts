@@ -170,6 +170,11 @@ testPages('every block is of a kind that is checked, here or by a doctest', (t) 
   t.true(blocks.filter(({ language }) => language === 'js').length > 20)
 })
 
+testPages('every guide is in the list of the README', (t) => {
+  const readme = readFileSync(join(root, 'README.md'), 'utf8')
+  for (const name of readdirSync(guide)) t.true(readme.includes(`](docs/guide/${name})`), name)
+})
+
 testPages('Rust needs nothing beside the crate: a doctest would also see what the crate itself depends on', (t) => {
   const rust = blocks.filter(({ language }) => language === 'rust')
   t.true(rust.length > 5)

@@ -29,7 +29,7 @@ function run(t: ExecutionContext, cwd: string, program: string, ...args: string[
     cwd,
     env: environment(),
     encoding: 'utf8',
-    shell: process.platform === 'win32' && program === 'npm',
+    shell: process.platform === 'win32' && /^npm$|\.cmd$/.test(program),
   })
   t.is(status, 0, `${program} ${args.join(' ')}\n${error?.message ?? ''}${stdout}${stderr}`)
   return stdout
@@ -180,6 +180,33 @@ test('in node_modules the README leads somewhere, and the changelog has this ver
   t.true(ours.length > 15)
   for (const link of ours) t.true(existsSync(join(root, link.split(`/v${version}/`)[1]?.split('#')[0] as string)), link)
   t.true(readFileSync(join(folder, 'CHANGELOG.md'), 'utf8').includes(`\n## [${version}] - `))
+})
+
+test('bundled by esbuild, with the commands of the guide', (t) => {
+  t.timeout(120_000)
+  const folder = join(workshop, 'consumer')
+  writeFileSync(
+    join(folder, 'main.js'),
+    `import { join } from 'node:path'
+    import { alloc } from 'unimalloc'
+    const array = alloc(Float32Array, 8)
+    console.log(array.length, typeof join)
+    array.free()`,
+  )
+  const esbuild = join(root, 'node_modules', '.bin', process.platform === 'win32' ? 'esbuild.cmd' : 'esbuild')
+  const page = readFileSync(join(root, 'docs', 'guide', 'bundlers.md'), 'utf8')
+  const commands = [...page.matchAll(/^npx esbuild (.*)$/gm)].map(([, args]) => (args as string).split(' '))
+  t.true(commands.length >= 3)
+  for (const args of commands) {
+    rmSync(join(folder, 'out'), { recursive: true, force: true })
+    run(t, folder, esbuild, ...args, '--log-level=error')
+    const bundle = args.find((arg) => arg.startsWith('--outfile='))?.slice('--outfile='.length) as string
+    t.is(run(t, folder, process.execPath, bundle), '8 function\n', args.join(' '))
+  }
+  // The last one needs no node_modules.
+  const elsewhere = join(workshop, 'elsewhere')
+  cpSync(join(folder, 'out'), elsewhere, { recursive: true })
+  t.is(run(t, elsewhere, process.execPath, 'main.cjs'), '8 function\n')
 })
 
 test('every platform has its package, and all have one version', (t) => {

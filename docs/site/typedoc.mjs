@@ -17,6 +17,7 @@ const guide = [
   'leaks',
   'platforms',
   'runtimes',
+  'bundlers',
   'cli',
   'nvidia-smi',
   'migrating',
