@@ -6,13 +6,16 @@ export function time(nanoseconds) {
   return `${nanoseconds >= 100 ? nanoseconds.toFixed(0) : nanoseconds.toPrecision(3)} ns`
 }
 
+/** The column of a peer: one that does the same with several types stands with the peer that does it with one. */
+const columnOf = (name) => name.replace('new …Array', 'new Float32Array').replace(/, six types$/, '')
+
 /** Ours and the peers' times, and our time as a multiple of theirs. */
 export function table(rows) {
-  const names = [...new Set(rows.flatMap(({ peers }) => peers.slice(1).map(({ name }) => name)))]
+  const names = [...new Set(rows.flatMap(({ peers }) => peers.slice(1).map(({ name }) => columnOf(name))))]
   const head = `| workload | unimalloc | ${names.join(' | ')} |\n| --- | ---: |${' ---: |'.repeat(names.length)}\n`
   const body = rows.map(({ name, peers }) => {
     const cells = names.map((peer) => {
-      const found = peers.find((each) => each.name === peer)
+      const found = peers.slice(1).find((each) => columnOf(each.name) === peer)
       if (found === undefined) return '–'
       const { nanoseconds, ratio } = found
       return `${time(nanoseconds.median)}, ${ratio.median.toFixed(2)}× [${ratio.low.toFixed(2)}, ${ratio.high.toFixed(2)}]`
@@ -47,7 +50,7 @@ export function page(results) {
     rows.flatMap(({ name, peers }) =>
       peers
         .slice(1)
-        .filter(({ name: peer, ratio }) => peer !== 'a view alone' && ratio.median > 1)
+        .filter(({ name: peer, ratio }) => columnOf(peer) !== 'a view alone' && ratio.median > 1)
         .map(({ name: peer, ratio }) => ({ version, name, peer, ratio })),
     ),
   )

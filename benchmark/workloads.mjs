@@ -15,10 +15,21 @@ function view(bytes) {
   return new Float32Array(kept, next, bytes >> 2)
 }
 
+const TYPES = [Float32Array, Uint8Array, Float64Array, Int32Array, Uint16Array, BigInt64Array]
+let turnOfType = 0
+
+/** An array of so many bytes, of one type after the other. */
+function ofNextType(make, bytes) {
+  turnOfType = turnOfType === TYPES.length - 1 ? 0 : turnOfType + 1
+  const Type = TYPES[turnOfType]
+  return make(Type, bytes / Type.BYTES_PER_ELEMENT)
+}
+
 /** Ways to get an array of so many bytes and to let it go. */
 function peers() {
   const require = createRequire(import.meta.url)
-  const { alloc, allocUnsafe } = require('unimalloc')
+  const { alloc, allocUnsafe, Allocator } = require('unimalloc')
+  const own = new Allocator()
   const bare = require(process.env.UNIMALLOC_BENCH_ADDON)
   const external = bare.externalFunction()
   const detach =
@@ -26,6 +37,20 @@ function peers() {
   return {
     allocUnsafe: { make: (bytes) => allocUnsafe(Float32Array, bytes >> 2), free: (array) => array.free() },
     alloc: { make: (bytes) => alloc(Float32Array, bytes >> 2), free: (array) => array.free() },
+    'allocUnsafe of an Allocator': {
+      make: (bytes) => own.allocUnsafe(Float32Array, bytes >> 2),
+      free: (array) => array.free(),
+    },
+    'alloc of an Allocator': { make: (bytes) => own.alloc(Float32Array, bytes >> 2), free: (array) => array.free() },
+    'allocUnsafe, six types': {
+      make: (bytes) => ofNextType((Type, length) => allocUnsafe(Type, length), bytes),
+      free: (array) => array.free(),
+    },
+    'new …Array, six types': { make: (bytes) => ofNextType((Type, length) => new Type(length), bytes), free: () => {} },
+    'a view alone, six types': {
+      make: (bytes) => ofNextType((Type, length) => new Type(kept, 0, length), bytes),
+      free: () => {},
+    },
     'Buffer.allocUnsafe': { make: (bytes) => Buffer.allocUnsafe(bytes), free: () => {} },
     'new Float32Array': { make: (bytes) => new Float32Array(bytes >> 2), free: () => {} },
     'a view alone': { make: view, free: () => {} },
@@ -86,6 +111,24 @@ const sized = (title, names) => (bytes) => ({
 export const workloads = [
   ...[64, KiB, 4 * KiB, 16 * KiB, 64 * KiB, 1024 * KiB].map(sized('allocUnsafe', pooled)),
   ...[64, KiB, 4 * KiB, 64 * KiB, 1024 * KiB].map(sized('alloc', zeroed)),
+  {
+    name: 'allocUnsafe 1 KiB, an Allocator of its own',
+    group: 'own Allocator',
+    names: ['allocUnsafe of an Allocator', ...pooled.slice(1)],
+    of: pair(KiB),
+  },
+  {
+    name: 'alloc 4 KiB, an Allocator of its own',
+    group: 'own Allocator',
+    names: ['alloc of an Allocator', ...zeroed.slice(1)],
+    of: pair(4 * KiB),
+  },
+  {
+    name: 'allocUnsafe 1 KiB, six types in turn',
+    group: 'types',
+    names: ['allocUnsafe, six types', 'new …Array, six types', 'a view alone, six types'],
+    of: pair(KiB),
+  },
   ...['fifo', 'lifo'].map((order) => ({
     name: `batches of 100, 1 KiB, ${order}`,
     group: 'patterns',

@@ -40,7 +40,9 @@ class Unified${name} extends plain(${name}) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -59,6 +61,7 @@ import type { Content } from './buffers.js'
 import { freeOtherwise, plain, unify } from './kind.js'
 import type { Kind } from './kind.js'
 import { giveBack } from './magazine.js'
+import { checkFreeOptions } from './release.js'
 import type { Slot } from './slabs.js'
 import type { ArrayType, FreeOptions } from './types.js'
 

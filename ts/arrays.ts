@@ -27,8 +27,12 @@ export function kindOfArray(value: unknown): Kind | undefined {
 /** What lies behind a unified array; null once it was freed; undefined for any other value. */
 export function contentOfArray(value: object): Content | null | undefined {
   const content = kindOfArray(value)?.contentOf(value)
-  if (content == null) return content
-  return (content instanceof Slot ? content.isCurrent : !content.freed) ? content : null
+  return content == null || isCurrent(content) ? content : null
+}
+
+/** Whether what lies behind an array is still its own. */
+export function isCurrent(content: Content): boolean {
+  return content instanceof Slot ? content.isCurrent : !content.freed
 }
 
 /** An array over a fresh buffer. */

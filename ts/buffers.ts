@@ -43,6 +43,9 @@ export class Block {
   slab: Slab | null = null
   /** Which block of the slab it is. */
   index = 0
+  /** By what its owner finds the buffer again, and where it has noted that. */
+  holder: ArrayBuffer | WeakRef<ArrayBuffer> | null = null
+  place = 0
   /** A block that native code knows of is not freed by a store into its slot word, as a {@link Slot} is. */
   readonly words: Uint16Array = NO_WORDS
 

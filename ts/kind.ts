@@ -1,10 +1,11 @@
 import { guard, intrinsicBuffer, isDetached } from './buffers.js'
 import type { Content } from './buffers.js'
-import { contentOfArray, DETACHED, doubleFree, freePooled } from './arrays.js'
+import { contentOfArray, DETACHED, doubleFree, freePooled, isCurrent } from './arrays.js'
 import { invalid } from './errors.js'
-import { checkFreeOptions, release } from './release.js'
+import { release } from './release.js'
+import type { CheckedFreeOptions } from './release.js'
 import { retireIfDetached, Slot } from './slabs.js'
-import type { ArrayType, FreeOptions, TypedArray, UnifiedArray } from './types.js'
+import type { ArrayType, TypedArray, UnifiedArray } from './types.js'
 
 /** What the module knows of one kind of array. */
 export interface Kind {
@@ -85,11 +86,8 @@ export function unify(
 }
 
 /** Frees an array where the short way was not open. */
-export function freeOtherwise(array: TypedArray, options: FreeOptions | undefined): void {
-  // The options may be objects of the program's that free the array themselves: they come first.
-  const checked = checkFreeOptions(options)
-  const content = contentOfArray(array)
-  if (content == null) throw doubleFree()
-  if (content instanceof Slot) freePooled(content.slab, content.index, checked)
-  else release(content, intrinsicBuffer(array) as ArrayBuffer, checked)
+export function freeOtherwise(array: TypedArray, content: Content | null, options: CheckedFreeOptions): void {
+  if (content === null || !isCurrent(content)) throw doubleFree()
+  if (content instanceof Slot) freePooled(content.slab, content.index, options)
+  else release(content, intrinsicBuffer(array) as ArrayBuffer, options)
 }

@@ -4,6 +4,7 @@ import type { Content } from './buffers.js'
 import { freeOtherwise, plain, unify } from './kind.js'
 import type { Kind } from './kind.js'
 import { giveBack } from './magazine.js'
+import { checkFreeOptions } from './release.js'
 import type { Slot } from './slabs.js'
 import type { ArrayType, FreeOptions } from './types.js'
 
@@ -24,7 +25,9 @@ class UnifiedFloat32Array extends plain(Float32Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -52,7 +55,9 @@ class UnifiedUint8Array extends plain(Uint8Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -80,7 +85,9 @@ class UnifiedFloat64Array extends plain(Float64Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -108,7 +115,9 @@ class UnifiedInt32Array extends plain(Int32Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -136,7 +145,9 @@ class UnifiedUint32Array extends plain(Uint32Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -164,7 +175,9 @@ class UnifiedUint16Array extends plain(Uint16Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -192,7 +205,9 @@ class UnifiedInt16Array extends plain(Int16Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -220,7 +235,9 @@ class UnifiedUint8ClampedArray extends plain(Uint8ClampedArray) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -248,7 +265,9 @@ class UnifiedInt8Array extends plain(Int8Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -276,7 +295,9 @@ class UnifiedBigInt64Array extends plain(BigInt64Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -304,7 +325,9 @@ class UnifiedBigUint64Array extends plain(BigUint64Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
@@ -332,7 +355,9 @@ class UnifiedFloat16Array extends plain(Float16Array) {
       giveBack(content as Slot)
       return
     }
-    freeOtherwise(this, options)
+    // The options may be objects of the program's that free the array themselves: they come first.
+    const checked = checkFreeOptions(options)
+    freeOtherwise(this, this.#content, checked)
     this.#content = null
   }
 
