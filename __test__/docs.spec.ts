@@ -146,7 +146,7 @@ for (const block of blocks.filter(({ language }) => ['js', 'ts', 'cjs'].includes
 }
 
 for (const backend of ['host', 'auto']) {
-  const [first] = blocks.filter(({ page, language }) => page === 'README.md' && language === 'js')
+  const first = blocks.find(({ page, language }) => page === 'README.md' && language === 'js')
   const testFirst = first === undefined ? anyTest.skip : anyTest
   testFirst(
     `the first program of the README runs as it stands, on every Node and on the backend '${backend}'`,

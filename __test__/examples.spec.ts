@@ -44,6 +44,17 @@ const examples: Example[] = [
     says: /: 3 workers, 512 rows, 0 of the rows looked at are wrong\n$/,
     runsOnFake: true,
   },
+  {
+    program: 'task-pool.js',
+    args: ['2', '20'],
+    says: /: 20 tasks on 2 workers, 0 wrong, 0 arrays left\n$/,
+    runsOnFake: true,
+  },
+  {
+    program: 'http-server.js',
+    says: /: 96 requests at once, 0 answers wrong, 0 arrays left\n$/,
+    runsOnFake: true,
+  },
   { program: 'stream-file.js', says: /: 4 chunks; reading .*\n3407872 samples, all correct\n$/, runsOnFake: true },
   {
     program: 'similarity-search/main.js',

@@ -28,7 +28,6 @@ function worker(onMessage: string): Worker {
 }
 
 async function ask(of: Worker, message: unknown): Promise<any> {
-  // oxlint-disable-next-line unicorn/require-post-message-target-origin -- a worker has no origin
   of.postMessage(message)
   const [answer] = await once(of, 'message')
   return answer
