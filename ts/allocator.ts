@@ -40,6 +40,7 @@ import { end, release } from './release.js'
 import { ArrayScope } from './scope.js'
 import type { Scope } from './scope.js'
 import { readStats } from './stats.js'
+import { noteBuffer } from './thread-end.js'
 import type {
   AllocatorOptions,
   AllocatorStats,
@@ -400,6 +401,7 @@ export class Allocator implements Disposable {
     const usable = results[2] as number
     const block = new Block(handle, address, usable, this.#books, pooled, request.alignment, request.placement, bytes)
     const array = makeArray(kind, buffer, length, block)
+    noteBuffer(bytes)
     this.#books.tracker?.add(handle, bytes, pooled, caller)
     this.#books.enter(block, buffer)
     return array

@@ -1,4 +1,5 @@
 import { nativeMissing } from './native-missing.js'
+import { watchThreadEnd } from './thread-end.js'
 
 /** The generated binding. Private: what is public is written by hand around it. */
 export type Native = typeof import('#native')
@@ -11,11 +12,14 @@ export function native(): Native {
 }
 
 function load(): Native {
+  let loaded: Native
   try {
-    return require('#native') as Native
+    loaded = require('#native') as Native
   } catch (cause) {
     throw nativeMissing(cause)
   }
+  watchThreadEnd(loaded)
+  return loaded
 }
 
 /** Numbers that name backends, policies and placements to native code; `dispatch.rs` has the same. */

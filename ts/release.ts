@@ -8,6 +8,7 @@ import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { forgetShared } from './shared-blocks.js'
 import { retireIfDetached } from './slabs.js'
+import { leaving } from './thread-end.js'
 import type { FreeOptions } from './types.js'
 
 const FREE_KEYS = ['stream', 'after'] as const
@@ -34,12 +35,13 @@ export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeO
     typed(() => native().recordUse(stream, block.handle))
   }
   if (after !== null) {
+    typed(() => native().awaitRelease(block.handle))
     finish(block)
     void endAfter(after, block, buffer)
     return
   }
   // A slab stays: others use it.
-  if (block.slab === null && !isDetached(buffer)) detach(buffer)
+  if (block.slab === null && !isDetached(buffer)) detachOwn(block, buffer)
   else if (block.slab === null) {
     finish(block)
     typed(() => native().releaseWhenCollected(block.handle))
@@ -59,6 +61,17 @@ export function end(block: Block, buffer: ArrayBuffer): void {
   if (block.slab === null || !retireIfDetached(block.slab)) return release(block, buffer)
   finish(block)
   typed(() => hot().release(block.handle)) // the memory is kept all the same
+}
+
+/** Detaches a block's buffer, to end its hold right after. */
+function detachOwn(block: Block, buffer: ArrayBuffer): void {
+  leaving[0] = block.handle
+  try {
+    detach(buffer)
+  } catch (error) {
+    leaving[0] = 0
+    throw error
+  }
 }
 
 function finish(block: Block): void {
@@ -85,7 +98,7 @@ function endHold(block: Block, buffer: ArrayBuffer): void {
     return
   }
   try {
-    detach(buffer)
+    detachOwn(block, buffer)
   } catch {
     // The program has forbidden detaching: views may be left, and the garbage collector ends the hold.
     native().releaseWhenCollected(block.handle)

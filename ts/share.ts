@@ -7,6 +7,7 @@ import { native } from './native.js'
 import { checkKeys } from './options.js'
 import { release } from './release.js'
 import { findShared, rememberShared } from './shared-blocks.js'
+import { noteBuffer } from './thread-end.js'
 import type { TypedArray, UnifiedArray } from './types.js'
 
 /** Names a shared array to other threads of this process. Structured-cloneable; holds no reference, and no address. */
@@ -81,6 +82,7 @@ export function attach<T = TypedArray>(token: SharedToken<T>): UnifiedArray<T> {
   const block = new Block(handle, address, usable, null, false, 1, 0, requested)
   block.token = id
   adopt(buffer, block)
+  noteBuffer(requested)
   try {
     checkFits(kind, length, requested)
   } catch (error) {

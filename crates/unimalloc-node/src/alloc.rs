@@ -158,7 +158,14 @@ pub fn release_handle(handle: f64) -> Result<()> {
 /// engine can tell when they are no longer used.
 #[napi(catch_unwind)]
 pub fn release_when_collected(handle: f64) -> Result<()> {
-    holds::mark_freed(Handle::from_number(handle));
+    holds::change(Handle::from_number(handle), |hold| (hold.freed, hold.awaited) = (true, false));
+    Ok(())
+}
+
+/// Says that something may use a block that the program has let go, until its hold ends.
+#[napi(catch_unwind)]
+pub fn await_release(handle: f64) -> Result<()> {
+    holds::change(Handle::from_number(handle), |hold| hold.awaited = true);
     Ok(())
 }
 

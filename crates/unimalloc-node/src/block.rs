@@ -45,6 +45,8 @@ pub struct Block {
     returned: bool,
     /// Whether work on the GPU was given the block: then it may still be writing to it.
     used_on_gpu: AtomicBool,
+    /// Something out of our sight may use the bytes: they are never handed out again.
+    kept: AtomicBool,
     /// What names the block to other threads, made when it is first shared.
     pub token: OnceLock<[u8; 16]>,
 }
@@ -114,6 +116,7 @@ impl Block {
             visible: AtomicU32::new(1),
             returned: false,
             used_on_gpu: AtomicBool::new(used_on_gpu),
+            kept: AtomicBool::new(false),
             token: OnceLock::new(),
         })
     }
@@ -168,6 +171,12 @@ impl Block {
         Ok(())
     }
 
+    /// Nobody can reach the block any more, and it is not given back: from its account to the blocks that are kept.
+    fn leave_for_good(&self) {
+        self.account.end(self.usable as u64, self.requested as u64);
+        count_quarantined(1, self.usable);
+    }
+
     fn give_back(&mut self) -> Result<(), FreeError> {
         if std::mem::replace(&mut self.returned, true) {
             return Ok(());
@@ -199,6 +208,10 @@ pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
     if !block.drop_visible() {
         return Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back());
     }
+    if block.kept.load(Ordering::Relaxed) {
+        block.leave_for_good();
+        return Ok(());
+    }
     let (usable, requested) = (block.usable as u64, block.requested as u64);
     if block.account.backend != Backend::Host {
         block.account.let_go(usable, requested);
@@ -226,9 +239,14 @@ pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
     }
 }
 
-/// Keeps a block for good, because something out of our sight may still use its bytes.
+/// Ends one visible hold of a block, and keeps the block for good, because something out of our sight may still use its bytes. It is on its
+/// account for as long as others can reach it.
 pub fn quarantine(block: Arc<Block>) {
-    count_quarantined(1, block.usable);
+    // Seen by whoever lets go last: `drop_visible` orders the two.
+    block.kept.store(true, Ordering::Relaxed);
+    if block.drop_visible() {
+        block.leave_for_good();
+    }
     std::mem::forget(block);
 }
 

@@ -9,6 +9,7 @@ use napi::sys;
 use crate::account::{Account, CELLS};
 use crate::block::{self, Block};
 use crate::holds::{self, Handle, Hold};
+use crate::thread_end::{are_bytes_gone, end_with_thread, Watch};
 
 /// Why a block could not be shown to JavaScript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +31,7 @@ pub unsafe fn create(
 ) -> Result<(sys::napi_value, Handle), BufferError> {
     let address = block.address() as *mut c_void;
     let length = block.requested();
-    let hold = Hold { block, thread: std::thread::current().id(), freed: false };
-    let handle = match holds::insert(hold) {
+    let handle = match holds::insert(Hold::new(block)) {
         Ok(handle) => handle,
         Err(hold) => {
             let _ = block::release(hold.block);
@@ -51,6 +51,10 @@ pub unsafe fn create(
         )
     };
     if status == sys::Status::napi_ok {
+        // SAFETY: as above, and the buffer was made in this environment.
+        if let Some(watch) = unsafe { Watch::over(env, buffer, length) } {
+            holds::change(handle, |hold| hold.watch = Some(watch));
+        }
         return Ok((buffer, handle));
     }
     // Some engines run the finalizer on a failure and some do not: whoever comes second finds no hold.
@@ -74,14 +78,18 @@ pub unsafe fn create(
 /// The engine has no buffer over these bytes any more, or the environment ends.
 ///
 /// At the end of an environment Node finalizes also buffers whose bytes were moved, by `transfer()`, to a buffer in another
-/// thread that goes on using them. Nothing tells the two apart, so such a block is kept for good.
+/// thread that goes on using them. A watched buffer has been asked before that; of others nothing tells the two apart, so that the block
+/// is kept for good.
 unsafe extern "C" fn finalize(env: sys::napi_env, _data: *mut c_void, hint: *mut c_void) {
     // A panic must not cross into the engine; nothing below panics unless a lock's invariant is broken.
     let _ = std::panic::catch_unwind(|| {
-        let Some(hold) = holds::take(Handle::from_word(hint as usize as u64)) else { return };
+        let handle = Handle::from_word(hint as usize as u64);
+        let Some(hold) = holds::take(handle) else { return };
+        let is_own = hold.thread == std::thread::current().id();
         // SAFETY: the thread is that of the environment, where Node-API may be called.
-        if hold.thread == std::thread::current().id() && unsafe { environment_is_ending(env) } {
-            block::quarantine(hold.block);
+        if is_own && unsafe { environment_is_ending(env) } {
+            let is_unused = hold.watch.as_ref().is_some_and(|watch| are_bytes_gone(handle, watch));
+            end_with_thread(hold, is_unused);
         } else {
             // Nobody waits for the answer: a corrupted block is retired by the allocator.
             let _ = block::release(hold.block);

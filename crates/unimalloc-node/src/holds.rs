@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use crate::block::Block;
+use crate::thread_end::Watch;
 
 /// Names one hold, once and for all: a handle whose hold has ended finds nothing, also after its place in the table was taken
 /// again. Exact as a double: 28 bits of place, 4 of shard, 20 of generation. A place whose generations are used up is
@@ -63,6 +64,17 @@ pub struct Hold {
     /// JavaScript freed the array, but its buffer had been detached by somebody else, so that the bytes may live on in
     /// another buffer. The engine's finalizer ends the hold.
     pub freed: bool,
+    /// JavaScript has let the block go and waits for something that may still use it: `free({ after })`.
+    pub awaited: bool,
+    /// Asks the buffer at the end of its thread whether it has its bytes.
+    pub watch: Option<Watch>,
+}
+
+impl Hold {
+    /// A hold of this thread on a block.
+    pub fn new(block: Arc<Block>) -> Self {
+        Self { block, thread: std::thread::current().id(), freed: false, awaited: false, watch: None }
+    }
 }
 
 #[derive(Default)]
@@ -129,16 +141,33 @@ pub fn block(handle: Handle) -> Option<Arc<Block>> {
     entry.hold.as_ref().map(|hold| Arc::clone(&hold.block))
 }
 
-/// Marks a hold as freed by the program; false if it has ended.
-pub fn mark_freed(handle: Handle) -> bool {
+/// Changes a hold; false if it has ended.
+pub fn change(handle: Handle, change: impl FnOnce(&mut Hold)) -> bool {
     let mut shard = shard(handle.shard());
     match shard.entries.get_mut(handle.place()).filter(|entry| entry.generation == handle.generation()) {
         Some(Entry { hold: Some(hold), .. }) => {
-            hold.freed = true;
+            change(hold);
             true
         }
         _ => false,
     }
+}
+
+/// Whether one of this thread's holds is such. `is_such` ends no hold.
+pub fn any_of_this_thread(is_such: impl Fn(&Hold) -> bool) -> bool {
+    let thread = std::thread::current().id();
+    let shard = shard(own_shard());
+    shard.entries.iter().filter_map(|entry| entry.hold.as_ref()).any(|hold| hold.thread == thread && is_such(hold))
+}
+
+/// The watched holds of this thread.
+pub fn watched_by_this_thread() -> Vec<Handle> {
+    let thread = std::thread::current().id();
+    let index = own_shard();
+    let shard = shard(index);
+    let mine = |entry: &&Entry| matches!(&entry.hold, Some(hold) if hold.thread == thread && hold.watch.is_some());
+    let places = shard.entries.iter().enumerate().filter(|(_, entry)| mine(entry));
+    places.map(|(place, entry)| Handle::new(index, place, entry.generation)).collect()
 }
 
 /// Whether a hold has neither ended nor been freed by the program.

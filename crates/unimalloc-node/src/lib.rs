@@ -15,6 +15,7 @@ mod account;
 mod alloc;
 mod block;
 mod buffer;
+mod collector;
 mod contract;
 mod cuda;
 mod dispatch;
@@ -25,6 +26,7 @@ mod magazine;
 mod out;
 mod share;
 mod thread_allocator;
+mod thread_end;
 
 use napi_derive::module_init;
 

@@ -31,6 +31,7 @@ use crate::dispatch::{place, with_backend, Backend, Policy};
 use crate::failure::{failure, free_failure};
 use crate::holds::{self, Handle, Hold};
 use crate::hot::Shared;
+use crate::thread_end::end_with_thread;
 
 /// A handle of a block is its span's number and its index in the span; `ts/slabs.ts` has the same.
 const INDEX_BITS: u32 = 12;
@@ -344,8 +345,7 @@ pub fn promote(shared: &Shared, handle: u32, account: u32, requested: usize) -> 
         })
         .map_err(|_| free_failure(unimalloc::FreeError::DoubleFree))?;
     let block = Block::take_over(&account, address(span, index), span.block, requested, word & MARKED != 0);
-    let hold = Hold { block, thread: std::thread::current().id(), freed: false };
-    let hold = holds::insert(hold).map_err(|hold| {
+    let hold = holds::insert(Hold::new(block)).map_err(|hold| {
         let _ = block::release(hold.block);
         failure("INVALID_ARGUMENT", "this thread holds too many blocks: free some")
     })?;
@@ -454,6 +454,9 @@ unsafe fn clean_up(env: sys::napi_env, magazine: &mut Magazine) {
         // SAFETY: the caller's promise.
         if mapped.forsaken || !mapped.leaving && unsafe { is_detached(env, mapped.slab) } {
             keep_for_good(&mut mapped);
+            for (_, hold) in promoted.iter().filter(|(handle, _)| **handle >> INDEX_BITS == number as u32) {
+                end(*hold); // off its account; the memory is kept all the same
+            }
             continue;
         }
         let Mapped { span, backend, .. } = mapped;
@@ -469,9 +472,8 @@ unsafe fn clean_up(env: sys::napi_env, magazine: &mut Magazine) {
                 }
                 _ if word & STATE != LIVE => {}
                 _ if word & TRACKED != 0 => {
-                    if let Some(hold) = promoted.get(&handle).and_then(|hold| holds::take(*hold)) {
-                        // Nobody waits for the answer.
-                        let _ = block::release(hold.block);
+                    if let Some(hold) = promoted.get(&handle) {
+                        end(*hold);
                     }
                 }
                 _ => {
@@ -481,6 +483,13 @@ unsafe fn clean_up(env: sys::napi_env, magazine: &mut Magazine) {
             }
         }
         with_backend!(backend, B => core::unpin::<B>(span));
+    }
+}
+
+/// Ends the hold of a promoted block with its thread.
+fn end(hold: Handle) {
+    if let Some(hold) = holds::take(hold) {
+        end_with_thread(hold, true);
     }
 }
 
