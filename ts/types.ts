@@ -122,7 +122,10 @@ export interface AllocatorStats {
   backendFailures: number
   /** Allocations of this allocator that failed for want of memory. */
   outOfMemory: number
-  /** Blocks of the process that are kept for good: their thread ended while something out of sight might still use them. */
+  /**
+   * Blocks of the process that are kept for good, and are no allocator's any more: their thread ended, or their slab was taken away, while something out
+   * of sight might still use them.
+   */
   quarantinedCount: number
   /** Their bytes. */
   quarantinedBytes: number

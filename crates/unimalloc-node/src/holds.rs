@@ -157,7 +157,11 @@ pub fn change(handle: Handle, change: impl FnOnce(&mut Hold)) -> bool {
 pub fn any_of_this_thread(is_such: impl Fn(&Hold) -> bool) -> bool {
     let thread = std::thread::current().id();
     let shard = shard(own_shard());
-    shard.entries.iter().filter_map(|entry| entry.hold.as_ref()).any(|hold| hold.thread == thread && is_such(hold))
+    shard
+        .entries
+        .iter()
+        .filter_map(|entry| entry.hold.as_ref())
+        .any(|hold| hold.thread == thread && is_such(hold))
 }
 
 /// The watched holds of this thread.
@@ -165,7 +169,8 @@ pub fn watched_by_this_thread() -> Vec<Handle> {
     let thread = std::thread::current().id();
     let index = own_shard();
     let shard = shard(index);
-    let mine = |entry: &&Entry| matches!(&entry.hold, Some(hold) if hold.thread == thread && hold.watch.is_some());
+    let mine =
+        |entry: &&Entry| matches!(&entry.hold, Some(hold) if hold.thread == thread && hold.watch.is_some());
     let places = shard.entries.iter().enumerate().filter(|(_, entry)| mine(entry));
     places.map(|(place, entry)| Handle::new(index, place, entry.generation)).collect()
 }

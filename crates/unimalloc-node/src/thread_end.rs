@@ -71,7 +71,10 @@ pub fn watch_thread_end(env: &Env, leaving: Unknown<'_>) -> Result<()> {
                 == sys::Status::napi_ok
     };
     if !is_kept {
-        return Err(failure("INVALID_ARGUMENT", "watchThreadEnd takes an ArrayBuffer with room for a number"));
+        return Err(failure(
+            "INVALID_ARGUMENT",
+            "watchThreadEnd takes an ArrayBuffer with room for a number",
+        ));
     }
     let leaving = data.cast_const().cast();
     ENDING.set(Some(Ending { leaving, watched: 0, covered: 0, uncovered_bytes: 0, sentinel: None }));
