@@ -10,6 +10,8 @@
 //!
 //! Memory accesses are sequentially consistent here: what weaker orders allow is for the models under loom.
 
+mod streams;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;

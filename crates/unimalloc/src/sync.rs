@@ -4,17 +4,17 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
 };
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::{
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
 };
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::{
     atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering},
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
 };
 
 use std::sync::PoisonError;
@@ -23,6 +23,11 @@ use std::sync::PoisonError;
 /// point where it could unwind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a notification, also after a panic elsewhere.
+pub(crate) fn wait<'m, T>(condvar: &Condvar, guard: MutexGuard<'m, T>) -> MutexGuard<'m, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Orders a write before it against a read after it, where both are sequentially consistent operations already.

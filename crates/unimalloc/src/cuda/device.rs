@@ -133,6 +133,27 @@ impl Device {
         })
     }
 
+    /// A device of no driver, for models.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn modelled() -> &'static Self {
+        static MODELLED: OnceLock<Device> = OnceLock::new();
+        MODELLED.get_or_init(|| Self {
+            index: 0,
+            name: String::new(),
+            total_bytes: 0,
+            compute_capability: (0, 0),
+            managed_memory: true,
+            concurrent_managed_access: true,
+            pageable_memory_access: false,
+            limits: Limits { threads_per_block: 0, block: [0; 3], grid: [0; 3], shared: 0, shared_opt_in: 0 },
+            raw: 0,
+            context: AtomicPtr::new(ptr::null_mut()),
+            lost: AtomicU32::new(0),
+            default_stream: OnceLock::new(),
+            private_stream: OnceLock::new(),
+        })
+    }
+
     pub(crate) fn raw(&self) -> CUdevice {
         self.raw
     }

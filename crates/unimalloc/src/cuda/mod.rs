@@ -8,7 +8,8 @@ mod device;
 pub(crate) mod driver;
 pub(crate) mod error;
 mod event;
-mod fence;
+#[cfg_attr(all(test, shuttle), path = "fence_model.rs")]
+pub(crate) mod fence;
 mod kernel;
 mod module;
 mod nvrtc;

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUmemLocation, CUmemLocationType, CUstream};
@@ -17,6 +17,7 @@ const NON_BLOCKING: c_uint = 1;
 /// Handles that stand for the legacy and the per-thread default stream of whichever context is current.
 const SPECIAL_HANDLES: std::ops::RangeInclusive<u64> = 0..=2;
 /// `CU_STREAM_LEGACY`: work in it comes after all that the context's blocking streams were given before.
+#[cfg_attr(all(test, shuttle), allow(dead_code))]
 const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: on each thread it means another stream, a blocking one.
 const PER_THREAD: usize = 2;
@@ -47,7 +48,7 @@ pub enum Hint {
 /// left as it was. When the last clone is dropped, work that was queued still completes.
 #[derive(Clone)]
 pub struct Stream {
-    /// Of a foreign stream: what its last handle does. Dropped before `inner`, which it waits to be alone with.
+    /// Of a foreign stream: what its last handle does. Dropped before `inner`.
     _farewell: Option<Arc<Farewell>>,
     inner: Arc<Inner>,
 }
@@ -61,22 +62,18 @@ struct Inner {
     owned: bool,
     /// The number that blocks are marked with, of the layer that frees wait in; 0 before the first mark.
     track: AtomicU64,
-    /// Of a foreign stream: its last handle is going, after which its owner may destroy it.
-    gone: AtomicBool,
 }
 
 /// Shared by the handles of a foreign stream that the program has, not by those of the layer that frees wait in.
 struct Farewell(Arc<Inner>);
 
-/// A stream that may be gone.
+/// A foreign stream for the layer that frees wait in. Its owner may destroy it once the farewell has returned, so what was
+/// upgraded is used only where that layer keeps the farewell waiting.
 pub(crate) struct WeakStream(Weak<Inner>);
 
 impl WeakStream {
     pub(crate) fn upgrade(&self) -> Option<Stream> {
-        let inner = self.0.upgrade()?;
-        // Against the farewell's "store, then count": one of the two sees the other.
-        fence(Ordering::SeqCst);
-        (!inner.gone.load(Ordering::Relaxed)).then_some(Stream { _farewell: None, inner })
+        self.0.upgrade().map(|inner| Stream { _farewell: None, inner })
     }
 }
 
@@ -372,6 +369,7 @@ impl Stream {
         self.inner.track.store(track, Ordering::Release);
     }
 
+    #[cfg_attr(all(test, shuttle), allow(dead_code))]
     pub(super) fn device_ref(&self) -> &'static Device {
         self.inner.device
     }
@@ -386,6 +384,7 @@ impl Stream {
     }
 
     /// The stream that, on any thread, has passed an event recorded now only when this one has passed its work.
+    #[cfg_attr(all(test, shuttle), allow(dead_code))]
     pub(super) fn raw_for_fences(&self) -> CUstream {
         if self.is_per_thread() {
             ptr::without_provenance_mut(LEGACY)
@@ -434,8 +433,7 @@ pub(crate) fn host_location() -> CUmemLocation {
 
 impl Inner {
     fn new(device: &'static Device, context: CUcontext, handle: CUstream, owned: bool) -> Arc<Self> {
-        let (track, gone) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { id: next_id(), device, context, handle, owned, track, gone })
+        Arc::new(Self { id: next_id(), device, context, handle, owned, track: AtomicU64::new(0) })
     }
 
     fn is_per_thread(&self) -> bool {
@@ -464,26 +462,26 @@ impl Drop for Farewell {
         if track == 0 {
             return;
         }
-        inner.gone.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        // Two are this and the handle that is going. Another thread has a third while it records an event.
-        while Arc::strong_count(inner) > 2 {
-            std::thread::yield_now();
-        }
-        fence(Ordering::Acquire);
         // The one call upwards: what waits for this stream cannot ask it later.
-        crate::stream::farewell(track, || match Entered::into(driver, inner.context) {
-            Ok(_entered) => {
-                let code = if inner.is_per_thread() {
-                    // SAFETY: a context is current. Which threads' streams were used is not known.
-                    unsafe { (driver.entries.cuCtxSynchronize)() }
-                } else {
-                    // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`.
-                    unsafe { (driver.entries.cuStreamSynchronize)(inner.handle) }
-                };
-                device::check(code).map_err(|code| CudaError::driver(code, "waiting for a stream"))
-            }
-            Err(code) => Err(CudaError::driver(code, "waiting for a stream")),
+        crate::stream::farewell(track, || {
+            let code = match Entered::relaxed(driver, inner.context) {
+                Ok(_entered) => {
+                    let mut capturing = 0;
+                    // SAFETY: the stream is alive while its last handle is being dropped, see `from_raw`; the driver
+                    // writes one integer.
+                    match unsafe { (driver.entries.cuStreamIsCapturing)(inner.handle, &mut capturing) } {
+                        // Waiting would spoil the capture, and would not tell when the graph runs.
+                        SUCCESS if capturing != 0 => return Ok(false),
+                        // SAFETY: a context is current. Which threads' streams were used is not known.
+                        SUCCESS if inner.is_per_thread() => unsafe { (driver.entries.cuCtxSynchronize)() },
+                        // SAFETY: as for the first call.
+                        SUCCESS => unsafe { (driver.entries.cuStreamSynchronize)(inner.handle) },
+                        code => code,
+                    }
+                }
+                Err(code) => code,
+            };
+            device::check(code).map(|()| true).map_err(|code| CudaError::driver(code, "waiting for a stream"))
         });
     }
 }
@@ -494,5 +492,14 @@ impl fmt::Debug for Stream {
             .field("id", &self.id())
             .field("device", &self.device())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, shuttle))]
+impl Stream {
+    /// A stream of no driver, for models: made here, or foreign. Only its identity is used.
+    pub(crate) fn modelled(owned: bool) -> Self {
+        let device = Device::modelled();
+        Self { _farewell: None, inner: Inner::new(device, ptr::null_mut(), ptr::null_mut(), owned) }
     }
 }

@@ -276,7 +276,7 @@ impl Home {
     }
 
     /// Bytes of a segment, as of the last growth: looking may cost a driver call.
-    fn segment_bytes(self) -> usize {
+    pub(crate) fn segment_bytes(self) -> usize {
         match self.pools.segment_bytes.load(Relaxed) {
             0 => self.look_at_segment_bytes(),
             bytes => bytes,

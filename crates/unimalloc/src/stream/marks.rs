@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::meta::slot;
 use crate::meta::span::Span;
-use crate::sync::{lock, AtomicU16, AtomicU64, Mutex, Ordering};
+use crate::sync::{global, lock, AtomicU16, AtomicU64, Mutex, Ordering};
 
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -13,8 +13,10 @@ const NOTE: u64 = 1 << 63;
 /// The block is on more than one stream: [`SEVERAL_STREAMS`] has them. No stream has this number.
 const SEVERAL: u64 = NOTE - 1;
 
-/// By block address, for the few blocks that are on several streams at once.
-static SEVERAL_STREAMS: Mutex<Option<HashMap<usize, Vec<u64>>>> = Mutex::new(None);
+global! {
+    /// By block address, for the few blocks that are on several streams at once.
+    static SEVERAL_STREAMS: Mutex<Option<HashMap<usize, Vec<u64>>>> = Mutex::new(None);
+}
 
 /// Marks a live block as used on a stream. False if it is not live any more.
 ///

@@ -8,6 +8,7 @@
 
 mod marks;
 mod pending;
+mod queue;
 mod tracks;
 mod uses;
 

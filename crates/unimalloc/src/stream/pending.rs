@@ -2,42 +2,34 @@
 //!
 //! Each stream has an open batch of blocks that were freed after use on it. A batch is closed by one fence, when it is
 //! large enough or when somebody needs memory; when the stream has passed the fence, so has it every use that came before
-//! the frees in the batch. A stream that is capturing a graph is never touched: its batch stays open.
+//! the frees in the batch ([`queue`](super::queue)). A stream that is capturing a graph is never touched: its batch stays
+//! open.
 //!
 //! ```text
 //! LIVE|MARKED --free--> PENDING, in the open batch --fence--> closed batch --fence passed--> free, through the span
 //! ```
 //!
 //! Batches are reached through one process-wide table, so that any thread's slow path, `trim`, and the retry after a
-//! refusal can take them up, whichever thread freed the blocks. No lock is held across a driver call: batches are taken
-//! out, looked at, and what has not passed is put back.
+//! refusal can take them up, whichever thread freed the blocks.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::marks::{renew, take_streams};
-use super::tracks::{self, Hold, Track};
-use crate::cuda::{destroy_spares, CudaError, CudaErrorKind, Fence, Stream};
+use super::queue::{Batch, Track};
+use super::tracks;
+use crate::cuda::{destroy_spares, CudaError, Stream};
 use crate::meta::slot;
 use crate::meta::span::{Remote, Span};
 use crate::policy::{redzone, Policy};
 use crate::pool::{is_dedicated, Home, Urgency};
-use crate::sync::{lock, AtomicUsize, Ordering};
+use crate::sync::{global, lock, AtomicUsize, Ordering};
 
 use Ordering::{AcqRel, Relaxed};
 
-/// A batch closes by itself at this many blocks, or this many bytes.
-const BATCH_BLOCKS: usize = 64;
-const BATCH_BYTES: usize = 8 << 20;
-/// Somebody who needs memory closes a batch from this many blocks on, if none is on its way, or one that so many have
-/// looked at: an event costs about a microsecond, and so does asking for it.
-const WORTH_CLOSING: usize = 32;
-const LOOKS: u8 = 16;
-
 /// A freed block that waits for one stream, or for one of several.
-struct Pending {
-    home: Home,
-    span: &'static Span,
+pub(super) struct Pending {
+    pub(super) home: Home,
+    pub(super) span: &'static Span,
     index: u16,
     /// Streams still to pass, where it waits for several, and one more until it waits for all of them.
     others: Option<Arc<AtomicUsize>>,
@@ -55,38 +47,23 @@ pub struct Notify {
     pub tag: u64,
 }
 
-#[derive(Default)]
-struct Batch {
-    blocks: Vec<Pending>,
-    bytes: usize,
-    /// How often somebody needed memory while this batch was open.
-    looks: u8,
+/// What no track can count.
+struct Sums {
+    /// Entries and bytes by which the tracks count more than once what waits for several streams.
+    extra_blocks: AtomicUsize,
+    extra_bytes: AtomicUsize,
+    lost_blocks: AtomicUsize,
+    lost_bytes: AtomicUsize,
 }
 
-struct Closed {
-    fence: Fence,
-    batch: Batch,
+global! {
+    static SUMS: Sums = Sums {
+        extra_blocks: AtomicUsize::new(0),
+        extra_bytes: AtomicUsize::new(0),
+        lost_blocks: AtomicUsize::new(0),
+        lost_bytes: AtomicUsize::new(0),
+    };
 }
-
-/// What is pending on a stream.
-#[derive(Default)]
-pub(super) struct Queue {
-    /// The number of the stream that the queue is of; 0: of none.
-    pub(super) mark: u64,
-    pub(super) generation: u32,
-    pub(super) stream: Option<Hold>,
-    /// Threads that have taken batches out, and will put some back.
-    looking: usize,
-    open: Batch,
-    /// In the stream's order.
-    closed: VecDeque<Closed>,
-}
-
-/// Entries and bytes by which the tracks count more than once what waits for several streams.
-static EXTRA_BLOCKS: AtomicUsize = AtomicUsize::new(0);
-static EXTRA_BYTES: AtomicUsize = AtomicUsize::new(0);
-static LOST_BLOCKS: AtomicUsize = AtomicUsize::new(0);
-static LOST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Freed blocks that the GPU may still use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,7 +72,8 @@ pub struct PendingStats {
     pub blocks: usize,
     /// Their bytes.
     pub bytes: usize,
-    /// Blocks whose context died before they passed; they are not used again.
+    /// Blocks whose context died before they passed, or whose stream was let go in the middle of a capture; they are not
+    /// used again.
     pub lost_blocks: usize,
     /// Their bytes.
     pub lost_bytes: usize,
@@ -104,16 +82,16 @@ pub struct PendingStats {
 /// What is pending now, over all streams.
 pub fn pending_stats() -> PendingStats {
     let mut stats = PendingStats {
-        lost_blocks: LOST_BLOCKS.load(Relaxed),
-        lost_bytes: LOST_BYTES.load(Relaxed),
+        lost_blocks: SUMS.lost_blocks.load(Relaxed),
+        lost_bytes: SUMS.lost_bytes.load(Relaxed),
         ..PendingStats::default()
     };
     for track in tracks::all() {
         stats.blocks += track.blocks.load(Relaxed);
         stats.bytes += track.bytes.load(Relaxed);
     }
-    stats.blocks = stats.blocks.saturating_sub(EXTRA_BLOCKS.load(Relaxed));
-    stats.bytes = stats.bytes.saturating_sub(EXTRA_BYTES.load(Relaxed));
+    stats.blocks = stats.blocks.saturating_sub(SUMS.extra_blocks.load(Relaxed));
+    stats.bytes = stats.bytes.saturating_sub(SUMS.extra_bytes.load(Relaxed));
     stats
 }
 
@@ -166,29 +144,13 @@ pub(crate) fn defer(
 }
 
 fn count_extra(span: &Span, entries: isize) {
-    EXTRA_BLOCKS.fetch_add(entries as usize, Relaxed);
-    EXTRA_BYTES.fetch_add((span.block() as isize * entries) as usize, Relaxed);
+    SUMS.extra_blocks.fetch_add(entries as usize, Relaxed);
+    SUMS.extra_bytes.fetch_add((span.block() as isize * entries) as usize, Relaxed);
 }
 
 /// Puts a freed block into the open batch of its stream. False if the stream is gone: it has passed.
 fn enqueue(mark: u64, block: Pending) -> bool {
-    let Some(track) = tracks::find(mark) else { return false };
-    let full = {
-        let mut queue = lock(&track.queue);
-        if queue.mark != mark {
-            return false;
-        }
-        track.count(&mut queue, 1, block.span.block() as isize);
-        queue.open.bytes += block.span.block();
-        queue.open.blocks.push(block);
-        let full = queue.open.blocks.len() >= BATCH_BLOCKS || queue.open.bytes >= BATCH_BYTES;
-        full.then(|| queue.take_open())
-    };
-    if let Some((batch, stream)) = full {
-        let closing = track.close(batch, stream);
-        track.finish(mark, Left::of(closing), VecDeque::new());
-    }
-    true
+    tracks::find(mark).is_some_and(|track| track.push(mark, block))
 }
 
 /// A pending block that `fits`, freed after use on `stream` alone, for reuse on that stream without waiting: later work
@@ -249,7 +211,7 @@ impl Pending {
 }
 
 /// Takes a passed block over if it keeps its span.
-type Take<'t> = &'t mut dyn FnMut(&'static Span, u16) -> bool;
+pub(super) type Take<'t> = &'t mut dyn FnMut(&'static Span, u16) -> bool;
 
 /// Frees a PENDING block that no stream uses any more. What its policy does to contents is done now, not before.
 fn release_passed(home: Home, span: &'static Span, index: u16, take: Take<'_>) {
@@ -268,213 +230,39 @@ fn release_passed(home: Home, span: &'static Span, index: u16, take: Take<'_>) {
     }
 }
 
-impl Queue {
-    /// Takes the open batch out, to be closed where no lock is held; [`Track::finish`] must follow.
-    fn take_open(&mut self) -> (Batch, Option<Stream>) {
-        self.looking += 1;
-        (std::mem::take(&mut self.open), self.stream.as_ref().and_then(Hold::stream))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.open.blocks.is_empty() && self.closed.is_empty()
-    }
-}
-
-/// What became of an open batch that was taken out: at most one of the two.
-#[derive(Default)]
-struct Left {
-    open: Option<Batch>,
-    closed: Option<Closed>,
-}
-
-impl Left {
-    fn of(closing: Closing) -> Self {
-        match closing {
-            Closing::Closed(closed) => Self { open: None, closed: Some(closed) },
-            Closing::Open(batch) => Self { open: Some(batch), closed: None },
-            Closing::Gone => Self::default(),
+/// What becomes of blocks whose stream has passed them: those that wait for no other are free.
+pub(super) fn pass(batch: Batch, take: Take<'_>) {
+    for block in batch.blocks {
+        if block.is_last() {
+            let bytes = block.span.block();
+            release_passed(block.home, block.span, block.index, take);
+            if let Some(Notify { call, tag }) = block.notify {
+                call(tag, bytes);
+            }
         }
     }
 }
 
-/// What became of a batch that was to be closed.
-enum Closing {
-    Closed(Closed),
-    /// Not now.
-    Open(Batch),
-    /// Its context died, and it with it.
-    Gone,
-}
-
-impl Track {
-    /// The numbers are written under the queue's lock alone, so that counting takes no atomic step of its own.
-    fn count(&self, _queue: &mut Queue, blocks: isize, bytes: isize) {
-        self.blocks.store(self.blocks.load(Relaxed).wrapping_add_signed(blocks), Relaxed);
-        self.bytes.store(self.bytes.load(Relaxed).wrapping_add_signed(bytes), Relaxed);
-    }
-
-    fn uncount(&self, batch: &Batch) {
-        self.count(&mut lock(&self.queue), -(batch.blocks.len() as isize), -(batch.bytes as isize));
-    }
-
-    /// The stream has passed a batch: frees those of its blocks that wait for no other.
-    fn pass(&self, batch: Batch, take: Take<'_>) {
-        self.uncount(&batch);
-        for block in batch.blocks {
-            if block.is_last() {
-                let bytes = block.span.block();
-                release_passed(block.home, block.span, block.index, take);
-                if let Some(Notify { call, tag }) = block.notify {
-                    call(tag, bytes);
-                }
-            }
+/// What becomes of blocks that nobody can say any more when the GPU is done with.
+pub(super) fn lose(batch: Batch) {
+    for block in batch.blocks {
+        if block.is_last() {
+            SUMS.lost_blocks.fetch_add(1, Relaxed);
+            SUMS.lost_bytes.fetch_add(block.span.block(), Relaxed);
         }
-    }
-
-    /// The context of a batch died.
-    fn lose(&self, batch: Batch) {
-        self.uncount(&batch);
-        for block in batch.blocks {
-            if block.is_last() {
-                LOST_BLOCKS.fetch_add(1, Relaxed);
-                LOST_BYTES.fetch_add(block.span.block(), Relaxed);
-            }
-        }
-    }
-
-    /// Sets the fence of a batch. Calls the driver.
-    fn close(&self, batch: Batch, stream: Option<Stream>) -> Closing {
-        if batch.blocks.is_empty() {
-            return Closing::Gone;
-        }
-        // A foreign stream whose last handle is going closes its batches itself.
-        let Some(stream) = stream else { return Closing::Open(batch) };
-        match Fence::after(&stream) {
-            Ok(Some(fence)) => Closing::Closed(Closed { fence, batch }),
-            Err(error) if error.kind() == CudaErrorKind::ContextLost => {
-                self.lose(batch);
-                Closing::Gone
-            }
-            // Capturing; or no answer from the driver, without which reuse would not be safe.
-            Ok(None) | Err(_) => Closing::Open(batch),
-        }
-    }
-
-    /// Puts back what was taken out: `waiting` batches, which are older than those in the queue, and what became of the
-    /// open one. If the stream said farewell meanwhile, all of it has passed.
-    fn finish(&self, mark: u64, left: Left, mut waiting: VecDeque<Closed>) {
-        let Left { open, closed } = left;
-        {
-            let mut queue = lock(&self.queue);
-            if queue.mark == mark {
-                queue.looking -= 1;
-                if let Some(mut batch) = open {
-                    queue.open.bytes += batch.bytes;
-                    queue.open.blocks.append(&mut batch.blocks);
-                }
-                if !waiting.is_empty() {
-                    waiting.append(&mut queue.closed);
-                    queue.closed = waiting;
-                }
-                queue.closed.extend(closed);
-                return;
-            }
-        }
-        open.into_iter().for_each(|batch| self.pass(batch, &mut |_, _| false));
-        for Closed { fence, batch } in waiting.into_iter().chain(closed) {
-            match fence.passed() {
-                Ok(true) => self.pass(batch, &mut |_, _| false),
-                // The farewell could not wait, and nobody can any more.
-                Ok(false) | Err(_) => self.lose(batch),
-            }
-        }
-    }
-
-    /// Takes up what has passed; answers whether anything did.
-    fn look(&self, urgency: Urgency, take: Take<'_>) -> bool {
-        if self.blocks.load(Relaxed) == 0 {
-            return false;
-        }
-        let (mark, open, mut closed) = {
-            let mut queue = lock(&self.queue);
-            if queue.mark == 0 || queue.is_empty() {
-                return false;
-            }
-            queue.open.looks = queue.open.looks.saturating_add(1);
-            let worth = queue.open.blocks.len() >= WORTH_CLOSING || queue.open.looks >= LOOKS;
-            let closes = !queue.open.blocks.is_empty()
-                && (urgency == Urgency::Wait || queue.closed.is_empty() && worth);
-            let open = closes.then(|| queue.take_open());
-            if open.is_none() {
-                if queue.closed.is_empty() {
-                    return false;
-                }
-                queue.looking += 1;
-            }
-            (queue.mark, open, std::mem::take(&mut queue.closed))
-        };
-        let mut left = open.map_or_else(Left::default, |(batch, stream)| Left::of(self.close(batch, stream)));
-        closed.extend(left.closed.take());
-        let mut passed = false;
-        while let Some(first) = closed.front() {
-            let done = match urgency {
-                Urgency::Look => first.fence.passed(),
-                Urgency::Wait => first.fence.wait().map(|()| true),
-            };
-            match done {
-                Ok(true) => {
-                    passed = true;
-                    closed.pop_front().into_iter().for_each(|closed| self.pass(closed.batch, take));
-                }
-                Err(error) if error.kind() == CudaErrorKind::ContextLost => {
-                    closed.pop_front().into_iter().for_each(|closed| self.lose(closed.batch));
-                }
-                Ok(false) | Err(_) => break, // in order: later ones are not passed either
-            }
-        }
-        self.finish(mark, left, closed);
-        passed
-    }
-
-    /// Lets the stream go if nobody else holds it and nothing waits for it. Blocks that are still marked with it find it
-    /// gone when they are freed: it has passed then.
-    fn let_go(&self, urgency: Urgency) {
-        let idle = |queue: &Queue, handles| match &queue.stream {
-            Some(Hold::Own(stream)) => {
-                (queue.is_empty() && queue.looking == 0 && stream.handles() == handles)
-                    .then(|| stream.clone())
-            }
-            _ => None,
-        };
-        let Some(stream) = idle(&lock(&self.queue), 1) else { return };
-        // It may still run work of blocks that are live and marked.
-        let passed = match urgency {
-            Urgency::Look => stream.query(),
-            Urgency::Wait => Fence::after(&stream).and_then(|fence| match fence {
-                Some(fence) => fence.wait().map(|()| true),
-                None => Ok(false),
-            }),
-        };
-        if !matches!(passed, Ok(true)) {
-            return;
-        }
-        let (mark, held) = {
-            let mut queue = lock(&self.queue);
-            if idle(&queue, 2).is_none() {
-                return; // another thread looks, or freed a block meanwhile
-            }
-            (std::mem::take(&mut queue.mark), queue.stream.take())
-        };
-        tracks::give_back(mark);
-        drop((held, stream)); // destroys the stream: a driver call, so no lock is held
     }
 }
 
-/// Takes up what has passed on all streams; answers whether anything did. The pools call it when they need memory.
+/// Takes up what has passed on all streams; answers whether anything did, here or by another thread that was waited for.
+/// The pools call it when they need memory. With [`Urgency::Wait`] every block that was pending at the call is free when it
+/// returns, whoever took it up, except where its stream is capturing.
 pub(super) fn reclaim(urgency: Urgency, take: Take<'_>) -> bool {
     let mut passed = false;
     for track in tracks::all() {
-        passed |= track.look(urgency, take);
+        passed |= match urgency {
+            Urgency::Look => track.look(take),
+            Urgency::Wait => track.settle(take),
+        };
         if passed || urgency == Urgency::Wait {
             track.let_go(urgency);
         }
@@ -486,25 +274,9 @@ pub(super) fn reclaim(urgency: Urgency, take: Take<'_>) -> bool {
 }
 
 /// The last handle of a foreign stream is going: whatever was used on it is waited for now, since nothing can be asked
-/// of the stream later.
-pub(crate) fn farewell(mark: u64, synchronize: impl FnOnce() -> Result<(), CudaError>) {
-    let Some(track) = tracks::find(mark) else { return };
-    let result = synchronize();
-    let (open, closed) = {
-        let mut queue = lock(&track.queue);
-        if queue.mark != mark {
-            return;
-        }
-        queue.mark = 0;
-        queue.stream = None;
-        queue.looking = 0;
-        (std::mem::take(&mut queue.open), std::mem::take(&mut queue.closed))
-    };
-    for batch in std::iter::once(open).chain(closed.into_iter().map(|closed| closed.batch)) {
-        match result {
-            Ok(()) => track.pass(batch, &mut |_, _| false),
-            Err(_) => track.lose(batch),
-        }
+/// of the stream later. `synchronize` answers whether that could be done: a stream that is capturing cannot be waited for.
+pub(crate) fn farewell(mark: u64, synchronize: impl FnOnce() -> Result<bool, CudaError>) {
+    if let Some(track) = tracks::find(mark) {
+        track.farewell(mark, synchronize);
     }
-    tracks::give_back(mark);
 }

@@ -7,21 +7,11 @@
 
 use std::sync::OnceLock;
 
-use super::pending::Queue;
+use super::queue::Track;
 use crate::cuda::{Stream, WeakStream};
-use crate::sync::{lock, AtomicU32, AtomicUsize, Mutex, Ordering};
+use crate::sync::{global, lock, AtomicU32, Mutex, Ordering};
 
 use Ordering::{Acquire, Relaxed, Release};
-
-/// What is pending on one stream. Never freed, and used again for another stream.
-#[derive(Default)]
-#[repr(align(128))]
-pub(super) struct Track {
-    pub(super) queue: Mutex<Queue>,
-    /// Blocks that wait here, and their bytes.
-    pub(super) blocks: AtomicUsize,
-    pub(super) bytes: AtomicUsize,
-}
 
 /// A stream made here is kept until nothing is pending on it. A foreign one belongs to other code: it says farewell.
 pub(super) enum Hold {
@@ -40,10 +30,18 @@ impl Hold {
 
 /// Tracks in the first chunk of the table; each further one is twice as large.
 const FIRST: u64 = 64;
-static CHUNKS: [OnceLock<Box<[Track]>>; 26] = [const { OnceLock::new() }; 26];
-/// Places that were ever used.
-static USED: AtomicU32 = AtomicU32::new(0);
-static VACANT: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+type Chunks = [OnceLock<Box<[Track]>>; 26];
+
+global! {
+    static CHUNKS: Chunks = [const { OnceLock::new() }; 26];
+}
+global! {
+    /// Places that were ever used.
+    static USED: AtomicU32 = AtomicU32::new(0);
+}
+global! {
+    static VACANT: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+}
 
 fn chunk_of(place: u32) -> (usize, usize) {
     let number = u64::from(place) + FIRST;
