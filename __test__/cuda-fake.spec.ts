@@ -378,6 +378,26 @@ test('without concurrent access a launch waits, so that the host may touch the a
   )
 })
 
+test('that launches wait is said once, where they do and the program did not ask for more', async (t) => {
+  const program = (concurrent: string, options: string) =>
+    shows(
+      t,
+      `
+    const warnings = []
+    process.on('warning', (warning) => warnings.push(warning))
+    const kernel = cuda.compile(SOURCE).kernel('spin')
+    for (let i = 0; i < 3; i++) kernel.launch({ grid: 1, block: 1, args: [{ u32: 1 }]${options} })
+    await cuda.synchronize()
+    await new Promise(setImmediate)
+    show(warnings.map(({ code }) => code), warnings.every(({ message }) => message.includes('pass unsafeConcurrent: true')))`,
+      [[concurrent === '0' && options === '' ? ['UNIMALLOC_LAUNCH_WAITS'] : [], true]],
+      { FAKE_CUDA_CONCURRENT: concurrent },
+    )
+  await program('0', '')
+  await program('0', ', unsafeConcurrent: true')
+  await program('1', '')
+})
+
 test('several devices: an allocator, a module and a stream of the second', async (t) => {
   await shows(
     t,

@@ -109,6 +109,19 @@ class LoadedModule implements Module {
   }
 }
 
+let said = false
+
+/** Who measures should know why nothing overlaps; who does not can go on as on any other device. */
+function sayThatLaunchesWait(): void {
+  if (said) return
+  said = true
+  process.emitWarning(
+    'launch waits for each kernel on this device: the CPU may touch no unified memory while one runs. ' +
+      'If your program touches none before it synchronises the stream, pass unsafeConcurrent: true.',
+    { code: 'UNIMALLOC_LAUNCH_WAITS' },
+  )
+}
+
 const LAUNCH_KEYS = ['args', 'block', 'sharedBytes', 'stream', 'unsafeConcurrent', 'grid', 'threads'] as const
 const MAX_DIM = 2 ** 32 - 1
 
@@ -132,7 +145,8 @@ class LoadedKernel implements Kernel {
     const shared = count('launch: sharedBytes', sharedBytes, MAX_DIM)
     const shape = this.#shape(options, shared)
     const { kinds, values, held } = packArguments(args)
-    typed(() => native().kernelLaunch(this.#kernel, stream, shape, kinds, values, held, unsafeConcurrent))
+    const launch = () => native().kernelLaunch(this.#kernel, stream, shape, kinds, values, held, unsafeConcurrent)
+    if (typed(launch)) sayThatLaunchesWait()
   }
 
   /** Grid and block in x, y, z, then bytes of shared memory. */

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use support::*;
 use unimalloc::cuda::{KernelArg, Stream};
 use unimalloc::{
-    alloc_on_stream, audit, last_error, pending_stats, record_use, thread_alloc, trim, AllocError, FreeError,
-    Placement, SecurePolicy, StandardPolicy,
+    alloc_on_stream, audit, last_error, pending_stats, record_use, take_up_pending, thread_alloc, trim,
+    AllocError, FreeError, Placement, SecurePolicy, StandardPolicy,
 };
 
 const SIZE: usize = 4 * KIB;
@@ -250,6 +250,71 @@ fn a_capture_in_this_thread_survives_allocating_and_freeing() {
     }
     gpu.stream.synchronize().unwrap();
     take_up();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn work_on_a_per_thread_default_stream_is_waited_for_from_another_thread() {
+    const PER_THREAD: u64 = 2;
+    let gpu = Gpu::new();
+    // SAFETY: the driver's handle of the calling thread's default stream.
+    let stream = unsafe { Stream::from_raw(PER_THREAD) }.unwrap();
+    let used = alloc(SIZE);
+    write(used, SIZE, 0);
+    gpu.late_fill(&stream, at(used), SIZE, 0xBAD, 40);
+    let address = used as usize;
+    thread::scope(|scope| {
+        // On this thread the handle means another stream, which has nothing to do: it must not answer for the first.
+        scope.spawn(move || {
+            free(address as *mut u8);
+            let next = others(600, 0x600D);
+            assert!(!next.contains(&(address as *mut u8)), "handed out under the kernel");
+            take_up_pending(false);
+            assert_eq!(pending_stats().blocks, 1, "taken up under the kernel");
+            next.into_iter().for_each(free);
+        });
+    });
+    assert!(!stream.query().unwrap(), "the kernel ended before the test");
+    take_up(); // waits for the legacy stream, which comes after all blocking ones
+    assert!(stream.query().unwrap(), "free before its kernel was done");
+    drop(stream);
+    assert_eq!(pending_stats().blocks, 0);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_foreign_stream_that_is_let_go_in_the_middle_of_a_capture_keeps_its_capture() {
+    type Begin = unsafe extern "C" fn(Handle, u32) -> u32;
+    type End = unsafe extern "C" fn(Handle, *mut Handle) -> u32;
+    type Destroy = unsafe extern "C" fn(Handle) -> u32;
+    let gpu = Gpu::new();
+    let owner = Stream::new(0).unwrap();
+    // SAFETY: `owner` outlives the foreign handle.
+    let foreign = unsafe { Stream::from_raw(owner.handle()) }.unwrap();
+    let in_graph = alloc(SIZE);
+    gpu.fill(&owner, in_graph, SIZE, 1); // loads the kernel before the capture
+    owner.synchronize().unwrap();
+    let lost = pending_stats().lost_blocks;
+    // SAFETY: these entries have these types; the handles are live.
+    unsafe {
+        let (retain, set) = (entry::<Retain>(c"cuDevicePrimaryCtxRetain"), entry::<Set>(c"cuCtxSetCurrent"));
+        let (begin, end) = (entry::<Begin>(c"cuStreamBeginCapture_v2"), entry::<End>(c"cuStreamEndCapture"));
+        let mut context = std::ptr::null_mut();
+        assert_eq!(retain(&mut context, 0), 0);
+        assert_eq!(set(context), 0);
+        assert_eq!(begin(owner.handle() as Handle, 0), 0);
+        gpu.fill(&foreign, in_graph, SIZE, 2);
+        free(in_graph);
+        drop(foreign); // would wait for the stream, and spoil its capture
+        let mut graph = std::ptr::null_mut();
+        assert_eq!(end(owner.handle() as Handle, &mut graph), 0, "the capture was broken");
+        assert!(!graph.is_null());
+        entry::<Destroy>(c"cuGraphDestroy")(graph);
+        set(std::ptr::null_mut());
+    }
+    take_up();
+    assert_eq!(pending_stats().lost_blocks, lost + 1, "a graph may still use it");
+    assert!(!others(2000, 3).into_iter().inspect(|block| free(*block)).any(|block| block == in_graph));
 }
 
 #[test]

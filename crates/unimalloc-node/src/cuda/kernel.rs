@@ -138,7 +138,7 @@ impl<'a> Packed<'a> {
 
 /// Queues a kernel. `shape` is grid and block in x, y, z, then bytes of shared memory; `kinds` and `values` are the arguments; `held`
 /// are the arrays among them. On a device where the CPU may not touch managed memory meanwhile, waits for the kernel unless
-/// `unsafe_concurrent`.
+/// `unsafe_concurrent`; answers whether it did.
 #[napi(catch_unwind)]
 pub fn kernel_launch(
     kernel: &External<Kernel>,
@@ -148,7 +148,7 @@ pub fn kernel_launch(
     values: &[u8],
     held: &[f64],
     unsafe_concurrent: bool,
-) -> Result<()> {
+) -> Result<bool> {
     let &[gx, gy, gz, bx, by, bz, shared_bytes] = shape else {
         return Err(failure("INVALID_ARGUMENT", "a launch has seven numbers for its shape"));
     };
@@ -178,5 +178,5 @@ pub fn kernel_launch(
     if unsafe_concurrent && !kernel.is_concurrent() {
         host_access::forbid_until_done(stream);
     }
-    Ok(())
+    Ok(!unsafe_concurrent && !kernel.is_concurrent())
 }
