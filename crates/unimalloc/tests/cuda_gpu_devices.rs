@@ -122,6 +122,7 @@ fn device_blocks_are_on_their_own_device_and_the_other_one_reads_them() {
     else {
         return;
     };
+    trim::<B>(0); // fresh memory, which nobody has touched
     let size = 8 * MIB;
     let (from, to) = (a.alloc(size, Placement::Device), b.alloc(size, Placement::Device));
     assert_eq!((present(from, size).0, present(to, size).0), (0, 0), "backed on the host");
