@@ -151,14 +151,14 @@ fn threads_that_meet_failures_at_random_lose_nothing() {
                     let mut blocks: Vec<(*mut u8, usize)> = Vec::new();
                     for _ in 0..20_000 {
                         if random.below(2) == 0 && blocks.len() < 300 {
-                            let size = random.size(1 << 20);
+                            let size = random.size(1 << 20).max(size_of::<usize>());
                             let block = match random.below(3) {
                                 0 => thread_alloc::<StandardPolicy, Storm>(size, 16),
                                 1 => thread_alloc::<SecurePolicy, Storm>(size.min(4096), 16),
                                 _ => thread_alloc::<HardenedPolicy, Storm>(size.min(4096), 16),
                             };
                             if !block.is_null() {
-                                // SAFETY: a live block of at least 8 bytes (the smallest class).
+                                // SAFETY: a live block that has room for an address.
                                 unsafe { block.cast::<usize>().write_unaligned(block as usize) };
                                 blocks.push((block, size));
                             }
@@ -186,8 +186,9 @@ fn threads_that_meet_failures_at_random_lose_nothing() {
                 thread::sleep(std::time::Duration::from_micros(300));
             }
         });
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
-        stop.store(true, SeqCst);
+        let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        stop.store(true, SeqCst); // before a worker's panic goes on here, or its scope would wait for ever
+        ended.into_iter().for_each(|worker| worker.unwrap());
     });
     audit_against::<Storm>(faults.held());
     faults.heal();

@@ -63,7 +63,7 @@ macro_rules! invalid_frees {
                 for (size, align) in KINDS {
                     let block = alloc::<$policy, B>(size, align);
                     let usable = usable_size::<B>(block);
-                    for offset in [1, usable / 2, usable - 1] {
+                    for offset in [1, usable / 2, usable - 1].into_iter().filter(|offset| *offset > 0) {
                         let inside = block.wrapping_add(offset);
                         assert_eq!(free::<$policy, B>(inside), Err(FreeError::Interior), "{size} + {offset}");
                     }
@@ -605,6 +605,60 @@ fn an_overwritten_redzone_is_corrupted_and_the_process_goes_on() {
         }
         free::<HardenedPolicy, Overrun>(block).unwrap();
     }
+}
+
+#[test]
+fn each_byte_behind_what_was_asked_for_is_watched() {
+    let _alone = alone();
+    faulty_backend!(Watched, 2 << 20);
+    fn free_finds(block: *mut u8, size: usize) {
+        for past in [0, 1, 7, 15] {
+            // SAFETY: the redzone is part of the block; writing to it is the fault that is looked for.
+            unsafe {
+                let past = block.add(size + past);
+                let was = past.read();
+                past.write(!was);
+                assert_eq!(free::<HardenedPolicy, Watched>(block), Err(FreeError::Corrupted), "{size}");
+                let elsewhere = block as usize;
+                let elsewhere = thread::spawn(move || free::<HardenedPolicy, Watched>(elsewhere as *mut u8));
+                assert_eq!(elsewhere.join().unwrap(), Err(FreeError::Corrupted), "{size}");
+                past.write(was);
+            }
+        }
+    }
+    let odd = [1, 15, 16, 17, 100, 113, 1000, 4001, 70_000, 1_000_000, 5_000_001, 20_000_000];
+    for (size, align) in odd.into_iter().flat_map(|size| [(size, 1), (size, 256), (size, 64 << 10)]) {
+        let block = alloc::<HardenedPolicy, Watched>(size, align);
+        assert_eq!(usable_size::<Watched>(block), size);
+        // SAFETY: the block is live and as long as that; the last byte that may be written is no fault.
+        unsafe { block.write_bytes(0xFD, size) };
+        free_finds(block, size);
+        free::<HardenedPolicy, Watched>(block).unwrap();
+    }
+    // The redzone moves with the end of a block that is resized in place.
+    let block = alloc::<HardenedPolicy, Watched>(3000, 16);
+    for size in [2999, 2500, 3001, 2100, 3000] {
+        // SAFETY: the block is ours.
+        unsafe {
+            let same = thread_realloc::<HardenedPolicy, Watched>(block, size, 16);
+            assert_eq!(same, block, "in place");
+            assert_eq!(usable_size::<Watched>(block), size);
+            let tail = std::slice::from_raw_parts(block, size);
+            assert!(tail.iter().all(|byte| *byte == 0), "what is new reads as zero");
+        }
+        free_finds(block, size);
+        // SAFETY: as above.
+        unsafe { block.add(2099).write(0) };
+    }
+    free::<HardenedPolicy, Watched>(block).unwrap();
+    // Or with the block, where too much would be left behind it.
+    let block = alloc::<HardenedPolicy, Watched>(500_000, 16);
+    // SAFETY: the block is ours.
+    let block = unsafe { thread_realloc::<HardenedPolicy, Watched>(block, 270_000, 16) };
+    assert_eq!(usable_size::<Watched>(block), 270_000);
+    free_finds(block, 270_000);
+    free::<HardenedPolicy, Watched>(block).unwrap();
+    audit::<Watched>().unwrap();
 }
 
 #[test]

@@ -102,7 +102,9 @@ impl Request {
             return ptr::null_mut();
         }
         let block_start = address as *mut u8;
-        let usable = block - redzone::bytes(self.key.policy);
+        let slack = block - self.size;
+        let usable =
+            if self.key.policy.encoded() { self.size - redzone::bytes(self.key.policy) } else { block };
         if let Some(stream) = stream {
             let _ = stream::mark_block(home, block_start, stream); // what is queued for it below, and by the caller
         }
@@ -120,7 +122,7 @@ impl Request {
         // SAFETY: the block is live, `block` bytes long, and nobody else's until we return it.
         let ready = unsafe {
             (!self.zeroed || is_zero || (home.ops.fill)(block_start, 0, usable))
-                && redzone::write(home.ops, block_start, block, self.key.policy)
+                && (!self.key.policy.encoded() || self.guard(home, address, usable, slack))
         };
         if !ready {
             // SAFETY: nobody has seen the block. A failure to fill it (a lost context) is what the caller hears of.
@@ -128,6 +130,20 @@ impl Request {
             return ptr::null_mut();
         }
         block_start
+    }
+
+    /// Puts a redzone behind the first `usable` bytes of a new Hardened block. False if the backend could not.
+    ///
+    /// # Safety
+    /// The block at `address` is live and the caller's, and has room for the redzone.
+    unsafe fn guard(self, home: Home, address: usize, usable: usize, slack: usize) -> bool {
+        let Some((span, (index, _))) = span_of(address).and_then(|span| Some((span, span.slot_at(address)?)))
+        else {
+            return false; // not with a live block
+        };
+        span.set_slack(index as u16, slack);
+        // SAFETY: the caller's promise.
+        unsafe { redzone::write(home.ops, address as *mut u8, usable, self.key.policy) }
     }
 }
 
@@ -233,12 +249,12 @@ unsafe fn clear_contents(
     index: usize,
     policy: Policy,
 ) -> Result<(), FreeError> {
-    let block = span.address(index as u16) as *mut u8;
-    // SAFETY: the block is the caller's alone, and `span.block()` bytes long.
-    if unsafe { redzone::check_and_poison(home.ops, block, span.block(), policy) } {
+    let (block, usable) = (span.address(index as u16) as *mut u8, span.usable(index as u16));
+    // SAFETY: the block is the caller's alone, and `usable` leaves room for the redzone.
+    if unsafe { redzone::check_and_poison(home.ops, block, usable, policy) } {
         return Ok(());
     }
-    span.set_state(index as u16, slot::LIVE);
+    span.revive(index as u16);
     home.pools.report_corruption();
     Err(FreeError::Corrupted)
 }

@@ -1,6 +1,6 @@
 //! The free functions: allocate and free on whatever thread one is.
 
-use super::blocks::{find, refuse, release, Freed, Request};
+use super::blocks::{find, refuse, release, Found, Freed, Request};
 use crate::backend::fork;
 use crate::cuda::Stream;
 use crate::error::{set_last_error, AllocError, FreeError};
@@ -208,7 +208,7 @@ pub(super) unsafe fn realloc_with<B: ThreadSlots>(
     let home = Home::of::<B>();
     let Ok(found) = find(home, ptr as usize) else { return refuse(AllocError::NotRegistered) };
     let policy = Policy::from_lane(found.span.lane.load(Relaxed));
-    let old = found.span.block() - redzone::bytes(policy);
+    let old = found.span.usable(found.index as u16);
     let options = AllocOptions {
         place: home.place_of(found.span),
         zeroed: false,
@@ -224,13 +224,12 @@ pub(super) unsafe fn realloc_with<B: ThreadSlots>(
         Err(error) => return refuse(error),
     };
     // In place where the block is large enough and not more than twice as large as needed.
-    if new_size <= old && new_size > old / 2 && (ptr as usize).is_multiple_of(align) {
-        if zeroed || policy.zeroes() {
-            // What is cut off must read as zero if the block grows again.
-            // SAFETY: the range lies inside the caller's block.
-            let _ = unsafe { (home.ops.fill)(ptr.add(new_size), 0, old - new_size) };
+    let room = found.span.block() - redzone::bytes(policy);
+    if new_size <= room && new_size > room / 2 && (ptr as usize).is_multiple_of(align) {
+        // SAFETY: the caller's block, and `room` has as many bytes as that.
+        if unsafe { resize_in_place(home, ptr, &found, new_size, zeroed) } {
+            return ptr;
         }
-        return ptr;
     }
     let new =
         with_heap::<B, _>(policy.encoded(), |heap| request.serve(heap, None)).unwrap_or(std::ptr::null_mut());
@@ -249,14 +248,48 @@ pub(super) unsafe fn realloc_with<B: ThreadSlots>(
     }
 }
 
+/// Gives a block a new size within its room. False where its redzone was written to or cannot be moved;
+/// then its first bytes are as they were.
+///
+/// # Safety
+/// As [`realloc_with`]; the block at `ptr` is `found` and has room for `new_size` bytes and its redzone.
+unsafe fn resize_in_place(home: Home, ptr: *mut u8, found: &Found, new_size: usize, zeroed: bool) -> bool {
+    let Found { span, index, .. } = *found;
+    let policy = Policy::from_lane(span.lane.load(Relaxed));
+    let old = span.usable(index as u16);
+    // SAFETY: the ranges lie inside the caller's block.
+    unsafe {
+        if !policy.encoded() {
+            // What is cut off must read as zero if the block grows again.
+            let _ = !(zeroed || policy.zeroes()) || (home.ops.fill)(ptr.add(new_size), 0, old - new_size);
+            return true;
+        }
+        let new = new_size.max(1);
+        let slack = span.block() - redzone::bytes(policy) - new;
+        // A redzone that was written to is reported by the free of the old block.
+        if slack > span.most_slack() || !redzone::intact(home.ops, ptr, old, policy) {
+            return false;
+        }
+        // What is cut off, or what is new and takes the place of the old redzone.
+        if !((home.ops.fill)(ptr.add(old.min(new)), 0, old.abs_diff(new))
+            && redzone::write(home.ops, ptr, new, policy))
+        {
+            return false;
+        }
+        span.set_slack(index as u16, slack);
+    }
+    true
+}
+
 /// Bytes that may be used at `ptr`: at least what was asked for. 0 for a pointer that is not the start of a live block.
+/// Under Hardened exactly what was asked for (at least 1): the byte behind it is the redzone's.
 pub fn usable_size<B: HasSegmentPool>(ptr: *const u8) -> usize {
     if fork::forked() {
         set_last_error(AllocError::Forked);
         return 0;
     }
     let Ok(found) = find(Home::of::<B>(), ptr as usize) else { return 0 };
-    found.span.block() - redzone::bytes(Policy::from_lane(found.span.lane.load(Relaxed)))
+    found.span.usable(found.index as u16)
 }
 
 /// A live block.
@@ -280,8 +313,7 @@ pub fn block_of<B: HasSegmentPool>(ptr: *const u8) -> Option<BlockInfo> {
     if !slot::is_live(word.load(Relaxed)) {
         return None;
     }
-    let usable = span.block() - redzone::bytes(Policy::from_lane(span.lane.load(Relaxed)));
-    Some(BlockInfo { start: span.address(index as u16), usable })
+    Some(BlockInfo { start: span.address(index as u16), usable: span.usable(index as u16) })
 }
 
 /// Moves what the calling thread's and the shared heaps cache to the pools.

@@ -6,6 +6,9 @@
 //! word(i) = a state, or link ^ (mac(i, 0) mod 2^13)      tag(i) = mac(i, word(i))
 //! ```
 //!
+//! The tag of a block that is handed out, or on its way back, is `mac(i, LIVE) ^ slack(i)`: how many bytes of the block lie
+//! behind its redzone. A forged tag gives some other slack, and there is no redzone.
+//!
 //! Whoever writes to a slot word without the process's key has one chance in 65,536 that the tag still fits. The mix is
 //! not a cryptographic MAC: it is there to notice stray and naive writes to host memory, in a few cycles.
 
@@ -78,6 +81,16 @@ impl<'a> Coded<'a> {
         let at = usize::from(index);
         self.words[at].store(state, Relaxed);
         self.tags[at].store(self.mac(index, state), Relaxed);
+    }
+
+    /// Notes the slack of a live block.
+    pub fn set_slack(&self, index: u16, slack: u16) {
+        self.tags[usize::from(index)].store(self.mac(index, slot::LIVE) ^ slack, Relaxed);
+    }
+
+    /// The slack of a block that is live, or was and is not free yet.
+    pub fn slack(&self, index: u16) -> u16 {
+        self.tags[usize::from(index)].load(Relaxed) ^ self.mac(index, slot::LIVE)
     }
 
     /// Writes a link and its tag.

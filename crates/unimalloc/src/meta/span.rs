@@ -28,6 +28,7 @@ use super::inbox::Inbox;
 use super::marks::MarkTable;
 use super::slot;
 use crate::error::FreeError;
+use crate::policy::{redzone, Policy};
 use crate::random::Random;
 use crate::sync::{model_fence, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
 
@@ -92,6 +93,8 @@ pub(crate) struct Span {
     /// For a span that is not cut from a segment: the region as the backend returned it.
     pub(crate) region: AtomicUsize,
     pub(crate) region_bytes: AtomicUsize,
+    /// The [slack](Self::slack) of the one block of a span.
+    slack: AtomicUsize,
     /// Streams by block, made at the first launch that uses a block here. Stays with the descriptor.
     marks: AtomicPtr<MarkTable>,
 }
@@ -158,6 +161,7 @@ impl Span {
             prev: AtomicPtr::new(ptr::null_mut()),
             region: AtomicUsize::new(0),
             region_bytes: AtomicUsize::new(0),
+            slack: AtomicUsize::new(0),
             marks: AtomicPtr::new(ptr::null_mut()),
         }
     }
@@ -397,7 +401,58 @@ impl Span {
 
     /// Whether the block's slot word is as we left it; always true without tags.
     pub(crate) fn verify(&self, index: u16) -> bool {
-        self.coded().is_none_or(|coded| coded.verify(index))
+        self.coded().is_none_or(|coded| match self.slots[usize::from(index)].load(Relaxed) {
+            word if slot::is_live(word) && self.capacity() > 1 => {
+                usize::from(coded.slack(index)) < self.block()
+            }
+            _ => coded.verify(index),
+        })
+    }
+
+    /// Bytes of a live Hardened block behind its redzone; of a block that is not free yet, too. Meaningless for others.
+    pub(crate) fn slack(&self, index: u16) -> usize {
+        match self.coded() {
+            Some(coded) if self.capacity() > 1 => usize::from(coded.slack(index)),
+            _ => self.slack.load(Relaxed),
+        }
+    }
+
+    /// Bytes of a live block that its user may touch: all of it, or under Hardened exactly what was asked for, so that the next
+    /// byte is the redzone's.
+    pub(crate) fn usable(&self, index: u16) -> usize {
+        let policy = Policy::from_lane(self.lane.load(Relaxed));
+        let room = self.block() - redzone::bytes(policy);
+        if policy.encoded() {
+            // A slack that was written to does not lead out of the block; what it leads to is no redzone.
+            room.saturating_sub(self.slack(index))
+        } else {
+            room
+        }
+    }
+
+    /// The largest slack that can be noted.
+    pub(crate) fn most_slack(&self) -> usize {
+        if self.is_coded() && self.capacity() > 1 {
+            usize::from(u16::MAX)
+        } else {
+            usize::MAX
+        }
+    }
+
+    /// Notes the slack of a live Hardened block, for its owner. A size class wastes less than [`most_slack`](Self::most_slack).
+    pub(crate) fn set_slack(&self, index: u16, slack: usize) {
+        match self.coded() {
+            Some(coded) if self.capacity() > 1 => {
+                debug_assert!(slack <= self.most_slack());
+                coded.set_slack(index, slack as u16);
+            }
+            _ => self.slack.store(slack, Relaxed),
+        }
+    }
+
+    /// A block that was on its way back is live again, with the slack it had.
+    pub(crate) fn revive(&self, index: u16) {
+        self.slots[usize::from(index)].store(slot::LIVE, Relaxed);
     }
 
     /// Puts all blocks of a fresh span on the free list in random order (Fisher and Yates).

@@ -1,4 +1,4 @@
-//! Redzones: bytes at the end of each Hardened block that nobody may write.
+//! Redzones: the bytes right behind what was asked for, which nobody may write. Every Hardened block has one.
 
 use super::{Policy, POISON};
 use crate::backend::BackendOps;
@@ -15,38 +15,43 @@ pub(crate) const fn bytes(policy: Policy) -> usize {
     }
 }
 
-/// Writes the redzone of a block of `size` bytes. False if the backend could not.
+/// Writes the redzone behind the first `usable` bytes of a block. False if the backend could not.
 ///
 /// # Safety
-/// The block is live and the caller's.
-pub(crate) unsafe fn write(ops: &BackendOps, block: *mut u8, size: usize, policy: Policy) -> bool {
-    // SAFETY: the redzone lies at the end of the block, which the caller owns.
-    !policy.encoded() || unsafe { (ops.fill)(block.add(size - BYTES), PATTERN, BYTES) }
+/// The block is live, the caller's, and has room for `usable` bytes and the redzone.
+pub(crate) unsafe fn write(ops: &BackendOps, block: *mut u8, usable: usize, policy: Policy) -> bool {
+    // SAFETY: the redzone lies in the block, which the caller owns.
+    !policy.encoded() || unsafe { (ops.fill)(block.add(usable), PATTERN, BYTES) }
 }
 
-/// Whether nobody wrote to the redzone of a block of `size` bytes.
+/// Whether nobody wrote to the redzone behind the first `usable` bytes of a block.
 ///
 /// # Safety
-/// The block is live and the caller's.
-unsafe fn intact(ops: &BackendOps, block: *const u8, size: usize, policy: Policy) -> bool {
+/// As [`write`].
+pub(crate) unsafe fn intact(ops: &BackendOps, block: *const u8, usable: usize, policy: Policy) -> bool {
     // SAFETY: as in `write`.
-    !policy.encoded() || unsafe { (ops.holds)(block.add(size - BYTES), PATTERN, BYTES) }
+    !policy.encoded() || unsafe { (ops.holds)(block.add(usable), PATTERN, BYTES) }
 }
 
-/// Checks the redzone of a block that nobody uses any more, and poisons the rest. False where the redzone was written to;
-/// then nothing was poisoned.
+/// Checks the redzone behind the `usable` bytes of a block that nobody uses any more, and poisons those. False where the
+/// redzone was written to; then nothing was poisoned.
 ///
 /// # Safety
-/// The block is the caller's, and nobody needs its contents.
-pub(crate) unsafe fn check_and_poison(ops: &BackendOps, block: *mut u8, size: usize, policy: Policy) -> bool {
+/// As [`write`], and nobody needs the block's contents.
+pub(crate) unsafe fn check_and_poison(
+    ops: &BackendOps,
+    block: *mut u8,
+    usable: usize,
+    policy: Policy,
+) -> bool {
     if !policy.poisons() {
         return true;
     }
     // SAFETY: the caller's block.
-    let intact = unsafe { intact(ops, block, size, policy) };
+    let intact = unsafe { intact(ops, block, usable, policy) };
     if intact {
         // SAFETY: as above. Where the fill fails the context is lost, and the contents with it.
-        let _ = unsafe { (ops.fill)(block, POISON, size - bytes(policy)) };
+        let _ = unsafe { (ops.fill)(block, POISON, usable) };
     }
     intact
 }

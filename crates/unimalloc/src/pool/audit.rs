@@ -18,6 +18,8 @@ pub struct Audit {
     pub live_blocks: usize,
     /// Their bytes, as rounded.
     pub live_bytes: usize,
+    /// Those of them that their users may touch.
+    pub usable_bytes: usize,
     /// In the caches of heaps.
     pub cached_blocks: usize,
     /// Freed, and waiting for the GPU.
@@ -143,6 +145,7 @@ impl Home {
             }
             audit.live_blocks += count.live;
             audit.live_bytes += count.live * span.block();
+            audit.usable_bytes += count.usable;
             audit.cached_blocks += count.cached;
             audit.pending_blocks += count.pending;
             audit.quarantined_blocks += count.quarantined;

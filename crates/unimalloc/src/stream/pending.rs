@@ -218,7 +218,7 @@ fn release_passed(home: Home, span: &'static Span, index: u16, take: Take<'_>) {
     let policy = Policy::from_lane(span.lane.load(Relaxed));
     let block = span.address(index) as *mut u8;
     // SAFETY: the block is PENDING, taken out of its batch by us alone, and the GPU is done with it.
-    if !unsafe { redzone::check_and_poison(home.ops, block, span.block(), policy) } {
+    if !unsafe { redzone::check_and_poison(home.ops, block, span.usable(index), policy) } {
         return home.pools.report_corruption(); // never handed out again
     }
     if is_dedicated(span) {

@@ -326,9 +326,8 @@ impl<B: ThreadSlots> World<B> {
 
     fn recount(&self) {
         let audit = audit::<B>().unwrap_or_else(|what| panic!("{what}"));
-        let redzones = self.live.values().filter(|block| block.policy == Policy::Hardened).count() * 16;
         let bytes: usize = self.live.values().map(|block| block.usable).sum();
-        assert_eq!((audit.live_blocks, audit.live_bytes), (self.live.len(), bytes + redzones));
+        assert_eq!((audit.live_blocks, audit.usable_bytes), (self.live.len(), bytes));
         let stats = stats::<B>();
         assert_eq!(stats.reserved_bytes, self.faults.held().1, "reserved");
         assert!(stats.cached_bytes + audit.live_bytes <= stats.reserved_bytes);

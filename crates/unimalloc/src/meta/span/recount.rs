@@ -15,6 +15,8 @@ pub(crate) struct Recount {
     pub held: usize,
     pub listed: usize,
     pub fresh: usize,
+    /// Bytes of the live blocks that their users may touch.
+    pub usable: usize,
 }
 
 impl Span {
@@ -49,7 +51,10 @@ impl Span {
             }
             let word = word.load(Relaxed);
             match word & slot::STATE {
-                slot::LIVE => count.live += 1,
+                slot::LIVE => {
+                    count.live += 1;
+                    count.usable += self.usable(index as u16);
+                }
                 slot::CACHED => count.cached += 1,
                 slot::PENDING => count.pending += 1,
                 slot::QUARANTINED => count.quarantined += 1,
