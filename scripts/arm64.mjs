@@ -1,12 +1,12 @@
 // `npm run test:arm64`: the binary for linux-arm64-gnu, made here and run: in an arm64 Node from npm, under qemu's user emulation where
 // this machine is no arm64. What runs is the installed package and scripts/runtimes/smoke.mjs.
-import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { build } from './build.mjs'
 import { hasDebian, unpackDebian } from './debian-rust.mjs'
 import { buildPlatform } from './platform.mjs'
-import { readManifest } from './platforms.mjs'
+import { install } from './runtimes/layout.mjs'
 import { capture, root, run, runScript, SetupError } from './setup.mjs'
 import { npmTool, once, toolCache } from './tools.mjs'
 
@@ -34,17 +34,6 @@ function emulator() {
   }
 }
 
-/** The installed package as npm on an arm64 machine lays it out; npm here refuses a package for another processor. */
-function install(folder, tarballs) {
-  const manifests = [readManifest().name, readManifest(join(root, 'npm', name)).name]
-  for (const manifest of manifests) {
-    const target = join(folder, 'node_modules', manifest)
-    const tarball = `${manifest.replace(/^@/, '').replace('/', '-')}-${readManifest().version}.tgz`
-    mkdirSync(target, { recursive: true })
-    run('tar', ['-xzf', join(tarballs, tarball), '-C', target, '--strip-components=1'])
-  }
-}
-
 await runScript(async () => {
   if (process.platform !== 'linux') throw new SetupError('The arm64 binary is tested on Linux; run this there.')
   await build()
@@ -56,9 +45,7 @@ await runScript(async () => {
   const workshop = mkdtempSync(join(tmpdir(), 'unimalloc-arm64-'))
   try {
     run(process.execPath, [join(root, 'scripts', 'pack.mjs'), workshop, '--platforms', name])
-    install(workshop, workshop)
-    writeFileSync(join(workshop, 'package.json'), '{ "private": true, "type": "module" }\n')
-    copyFileSync(join(root, 'scripts', 'runtimes', 'smoke.mjs'), join(workshop, 'smoke.mjs'))
+    install(workshop, workshop, name)
     const [program, ...args] = [...command, node, '--expose-gc', 'smoke.mjs']
     run(program, args, { cwd: workshop, env: { ...process.env, ...env, UNIMALLOC_BACKEND: 'host' } })
   } finally {

