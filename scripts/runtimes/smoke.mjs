@@ -20,6 +20,8 @@ function throwsCode(call, code) {
   assert.throws(call, (error) => error instanceof UnimallocError && error.code === code && error.message.length > 15)
 }
 
+let keptAfterWorkers
+
 const kinds = [
   Int8Array,
   Uint8Array,
@@ -154,6 +156,35 @@ const tests = {
       })
     })
   },
+  async 'workers that end, and are ended, in the middle of pooled arrays'() {
+    const before = host.stats().quarantinedBytes
+    for (const end of ['process.exit(0)', 'setInterval(() => {}, 1000)', '']) {
+      const source = `
+        const { parentPort, workerData } = require('node:worker_threads')
+        const { Allocator } = require(workerData)
+        const own = new Allocator({ backend: 'host' })
+        for (let index = 0; index < 2000; index++) {
+          const array = own.allocUnsafe(Uint8Array, 1 + index).fill(index)
+          if (index % 3 !== 0) array.free()
+        }
+        parentPort.postMessage('ready')
+        ${end}`
+      const worker = new Worker(source, { eval: true, workerData: require.resolve('unimalloc') })
+      await new Promise((resolve, reject) => {
+        worker.once('error', reject)
+        worker.once('message', resolve)
+      })
+      if (end !== 'process.exit(0)') await worker.terminate()
+      // The thread cleans up on its own time.
+      await turn(50)
+    }
+    const array = host.allocUnsafe(Uint8Array, 100).fill(7)
+    assert.equal(array[99], 7)
+    array.free()
+    keptAfterWorkers = host.stats().quarantinedBytes > before
+    // Deno does not say at the end of a thread whether the program has given a buffer away.
+    assert.equal(keptAfterWorkers, 'Deno' in globalThis)
+  },
   async 'arrays that nobody holds are given back'() {
     if (!collect) return 'skipped'
     const own = new Allocator({ backend: 'host' })
@@ -201,6 +232,7 @@ function features() {
     using: parses('{ using nothing = null }'),
     'buffer.transfer()': typeof ArrayBuffer.prototype.transfer === 'function',
     'transfer of an array': whatTransferDoes(),
+    "a worker's pooled memory after its end": keptAfterWorkers ? 'kept' : 'given back',
   }
 }
 

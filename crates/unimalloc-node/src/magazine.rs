@@ -15,7 +15,7 @@
 //! Slot words tell everything: whatever JavaScript was doing when it was stopped, [`clean_up`] gives each block where it belongs.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_void, CStr};
 use std::panic::AssertUnwindSafe;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +61,8 @@ pub struct Magazine {
     sentinel: sys::napi_ref,
     /// The environment has ended.
     closed: bool,
+    /// When the environment ends, no handle can be made any more, and so nothing be asked.
+    mute_at_end: bool,
 }
 
 impl Default for Magazine {
@@ -74,6 +76,7 @@ impl Default for Magazine {
             sentinels: 0,
             sentinel: ptr::null_mut(),
             closed: false,
+            mute_at_end: false,
         }
     }
 }
@@ -427,9 +430,28 @@ unsafe extern "C" fn sentinel_ends(env: sys::napi_env, _data: *mut c_void, hint:
 /// `env` is the current environment, and `shared` what its callbacks share, which is never freed.
 pub unsafe fn add_hook(env: sys::napi_env, shared: *const Shared) -> bool {
     // SAFETY: the caller's promise.
+    unsafe {
+        if let Ok(mut magazine) = (*shared).magazine.try_borrow_mut() {
+            magazine.mute_at_end = is_deno(env);
+        }
+    }
+    // SAFETY: the caller's promise.
     let status =
         unsafe { sys::napi_add_env_cleanup_hook(env, Some(hook), shared.cast_mut().cast::<c_void>()) };
     status == sys::Status::napi_ok
+}
+
+/// Deno runs hooks outside of any handle scope and opens none when it is asked to: a handle that is made there ends the process.
+///
+/// # Safety
+/// `env` is the current environment.
+unsafe fn is_deno(env: sys::napi_env) -> bool {
+    let mut version = ptr::null();
+    // SAFETY: the caller's promise; the engine's answer is a static structure with a terminated name.
+    unsafe {
+        sys::napi_get_node_version(env, &mut version) == sys::Status::napi_ok
+            && CStr::from_ptr((*version).release).to_bytes().eq_ignore_ascii_case(b"deno")
+    }
 }
 
 unsafe extern "C" fn hook(data: *mut c_void) {
@@ -451,8 +473,10 @@ unsafe fn clean_up(env: sys::napi_env, magazine: &mut Magazine) {
     let promoted = std::mem::take(&mut magazine.promoted);
     for (number, mapped) in std::mem::take(&mut magazine.spans).into_iter().enumerate() {
         let Some(mut mapped) = mapped else { continue };
-        // SAFETY: the caller's promise.
-        if mapped.forsaken || !mapped.leaving && unsafe { is_detached(env, mapped.slab) } {
+        // SAFETY: the caller's promise. A slab that cannot be asked may have been taken.
+        let taken =
+            || unsafe { !mapped.slab.is_null() && (magazine.mute_at_end || is_detached(env, mapped.slab)) };
+        if mapped.forsaken || !mapped.leaving && taken() {
             keep_for_good(&mut mapped);
             for (_, hold) in promoted.iter().filter(|(handle, _)| **handle >> INDEX_BITS == number as u32) {
                 end(*hold); // off its account; the memory is kept all the same

@@ -1,7 +1,7 @@
 //! Layer 1: where memory comes from.
 //!
 //! A backend hands out and takes back whole, page-aligned regions. It knows nothing of blocks. Everything above
-//! reaches it through [`BackendOps`], a table of plain functions, so that the core is compiled once.
+//! reaches it through `BackendOps`, a table of plain functions, so that the core is compiled once.
 
 use crate::cuda::Stream;
 use crate::placement::{Place, Placement};
