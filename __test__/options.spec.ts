@@ -2,6 +2,7 @@ import test from 'ava'
 import { alloc, Allocator, allocator, allocUnsafe, configure } from 'unimalloc'
 import { totalmem } from 'node:os'
 
+import { runProgram } from './helpers/child.js'
 import { throwsCode } from './helpers/errors.js'
 
 const lengths: unknown[] = [
@@ -111,13 +112,26 @@ for (const maxBytes of [
   })
 }
 
+test('maxBytes as a percentage is of what the container may use', async (t) => {
+  const program = (bytes: number) => `
+    process.constrainedMemory = () => ${bytes}
+    const { Allocator } = require('unimalloc')
+    console.log(new Allocator({ backend: 'host', maxBytes: '50%' }).stats().limitBytes)`
+  t.is((await runProgram(program(64 * 2 ** 20))).stdout, `${32 * 2 ** 20}\n`)
+  const whole = `${Math.floor(totalmem() / 2)}\n`
+  for (const none of [0, 2 ** 64]) {
+    t.is((await runProgram(program(none), { UNIMALLOC_MAX_BYTES: 'Infinity' })).stdout, whole)
+  }
+})
+
 test('maxBytes as bytes, text, percentage and Infinity', (t) => {
   const limit = (maxBytes: never) => new Allocator({ backend: 'host', maxBytes }).stats().limitBytes
-  const process = limit(Infinity as never)
+  const processLimit = limit(Infinity as never)
+  const whole = Math.min(totalmem(), process.constrainedMemory() || Infinity)
   t.is(limit(12_345 as never), 12_345)
   t.is(limit('4096B' as never), 4096)
   t.is(limit('3KiB' as never), 3072)
   t.is(limit('1.5MiB' as never), 1_572_864)
-  t.is(limit('2%' as never), Math.min(process, Math.floor(totalmem() * 0.02)))
-  t.true(process > 2 ** 26)
+  t.is(limit('2%' as never), Math.min(processLimit, Math.floor(whole * 0.02)))
+  t.true(processLimit > 2 ** 26)
 })

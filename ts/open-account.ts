@@ -25,10 +25,16 @@ export function openAccount(options: CheckedAllocatorOptions): { number: number;
     }
   }
   const whole = (): number =>
-    backend === 'host' ? totalmem() : (typed(() => binding.cudaDevices())[device]?.totalBytes ?? 0)
+    backend === 'host' ? hostBytes() : (typed(() => binding.cudaDevices())[device]?.totalBytes ?? 0)
   const limit = bytes('maxBytes', options.maxBytes, whole)
   const number = typed(() =>
     binding.openAccount(BACKENDS.indexOf(backend), POLICIES.indexOf(options.policy), device, limit),
   )
   return { number, backend }
+}
+
+/** What the host has for this process: RAM, or what its container may use, as `UNIMALLOC_MAX_BYTES` understands a percentage. */
+function hostBytes(): number {
+  // Not every runtime has the call; where there is no limit it answers 0 or more than there is.
+  return Math.min(totalmem(), process.constrainedMemory?.() || Infinity)
 }

@@ -43,7 +43,7 @@ export interface AllocatorOptions {
   policy?: PolicyName
   /** Default `'auto'`. */
   placement?: Placement
-  /** Ceiling on this allocator's live block bytes; a percentage is of the device's memory, on the host of RAM. Default none. */
+  /** Ceiling on this allocator's live block bytes; a percentage is of the device's memory, on the host of RAM or the container's. Default none. */
   maxBytes?: Bytes
   /** Index of the CUDA device. Default 0. */
   device?: number
