@@ -83,7 +83,7 @@ export class Ledger {
   #topSteps = 0
   #topCount = 0
   /** By the number of steps that an array takes. */
-  readonly tallies: readonly Tally[]
+  readonly tallies: Tally[] = []
   readonly #limit: number
   readonly #books: WeakRef<Books>
   /** The allocator was collected, but blocks of it are left. */
@@ -97,8 +97,10 @@ export class Ledger {
   ) {
     this.#limit = cells[Cell.limit] as number
     this.#books = new WeakRef(books)
-    const tallies = new Map(stacks.map((stack) => [stack, new Tally(this, stack, stack.block / STEP)]))
-    this.tallies = stacks.map((stack) => tallies.get(stack) as Tally)
+    for (const stack of stacks) {
+      const latest = this.tallies.at(-1)
+      this.tallies.push(latest?.stack === stack ? latest : new Tally(this, stack, stack.block >> 8))
+    }
   }
 
   get books(): Books | null {
@@ -185,7 +187,8 @@ export class Ledger {
   #setRoom(pooledBytes: number, pooledCount: number, mostSteps: number, mostCount: number): void {
     const steps = Math.floor(Math.min(mostSteps, Room.mostSteps))
     const count = Math.min(mostCount, Room.mostCount)
-    this.room = (steps << Room.stepsShift) + count
+    // A small integer, whatever kind of number came in: the hot path is compiled for that.
+    this.room = ((steps << Room.stepsShift) + count) | 0
     this.#topSteps = pooledBytes / STEP + steps
     this.#topCount = pooledCount + count
   }

@@ -18,7 +18,7 @@ const BATCH_BYTES = 256 * 1024
 function blockFor(bytes: number): number {
   const rounded = Math.ceil(bytes / STEP) * STEP
   const step = Math.max(STEP, 2 ** (31 - Math.clz32(rounded - 1) - 3))
-  return Math.ceil(rounded / step) * step
+  return (Math.ceil(rounded / step) * step) | 0
 }
 
 /** Free blocks of one size, ready to be handed out: their words say HELD. A list, the latest first. */

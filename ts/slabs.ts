@@ -41,7 +41,7 @@ export class Slot {
     public index: number,
   ) {
     this.words = slab.words
-    this.offset = index * slab.block
+    this.offset = Math.imul(index, slab.block)
     this.next = this
   }
 
@@ -122,8 +122,11 @@ export class Slab {
   }
 }
 
-/** Stands for every slab that is no longer there: no block of it is live. */
-export const GONE = new Slab(-1, null, new ArrayBuffer(0), new Uint16Array(0), 0, 1)
+/**
+ * Stands for every slab that is no longer there: no block of it is live. Its address is no number, but of the kind that the engine keeps
+ * addresses as: an integer would make it an object of another shape.
+ */
+export const GONE = new Slab(-1, null, new ArrayBuffer(0), new Uint16Array(0), NaN, 1)
 
 /** The slabs of this thread by number. */
 export const slabs: Slab[] = []
@@ -133,8 +136,7 @@ export function mapSlab(number: number, stack: Stack): Slab | null {
   const pair = hot().map(number)
   if (pair === null) return null
   const [buffer, words] = pair
-  const [base, block] = results as unknown as [number, number]
-  const slab = new Slab(number, stack, buffer, new Uint16Array(words), base, block)
+  const slab = new Slab(number, stack, buffer, new Uint16Array(words), results[0] as number, stack.block)
   adopt(buffer, slab)
   guard(buffer)
   // Numbers are given in order, but for those that are used again: the array stays dense.
