@@ -1,4 +1,5 @@
 /// <reference lib="esnext.disposable" preserve="true" />
+import './ts/dispose.js' // before any class has a method of that name
 export { Allocator } from './ts/allocator.js'
 export {
   CudaUnifiedBackend,

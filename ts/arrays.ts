@@ -15,7 +15,12 @@ import type { FreeOptions, UnifiedArray } from './types.js'
 export function kindOf(what: string, type: unknown): Kind {
   const kind = kindOfType(type)
   if (kind !== null) return kind
-  throw invalid(`${what}: the type is ${show(type)}; pass the constructor of a standard typed array, as Float32Array`)
+  const other =
+    typeof type === 'function' && Object.hasOwn(type, 'BYTES_PER_ELEMENT') ? ' of another realm, or one like it' : ''
+  throw invalid(
+    `${what}: the type is ${show(type)}${other}; pass the constructor of a standard typed array, as Float32Array, of the realm ` +
+      'that loaded this package',
+  )
 }
 
 /** The kind of a typed array, also of a subclass such as Buffer; undefined for anything else. */

@@ -44,6 +44,10 @@ export function nativeMissing(cause: unknown): UnimallocError {
     message =
       `unimalloc has no native part for ${name}: there are packages for ${PLATFORMS.join(', ')}. ` +
       'Where Rust has a compiler for this platform, a checkout can be built with "npm run build".'
+  } else if (failure !== null && /loading addons is disabled/.test(failure.message)) {
+    message =
+      'this process may not load native addons, and unimalloc is one: start Node without --no-addons, and with --permission add ' +
+      '--allow-addons, for worker threads --allow-worker, and --allow-fs-read for the folder of node_modules.'
   } else if (failure !== null) {
     // The loader chains what it met to the files that it looked for before, a page of them; they say nothing.
     delete failure.cause
