@@ -12,6 +12,7 @@ import {
 import type { Located } from './arrays.js'
 import { Block, intrinsicBuffer, intrinsicLength, isDetached } from './buffers.js'
 import { Books } from './books.js'
+import { collectDropped } from './collector.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
@@ -399,11 +400,13 @@ export class Allocator implements Disposable {
     const handle = results[0] as number
     const address = results[1] as number
     const usable = results[2] as number
+    const isNearCeiling = results[3] === 1
     const block = new Block(handle, address, usable, this.#books, pooled, request.alignment, request.placement, bytes)
     const array = makeArray(kind, buffer, length, block)
     noteBuffer(bytes)
     this.#books.tracker?.add(handle, bytes, pooled, caller)
     this.#books.enter(block, buffer)
+    if (isNearCeiling) collectDropped()
     return array
   }
 
@@ -469,7 +472,10 @@ export class Allocator implements Disposable {
       })
       made = attempt()
     }
-    if (isRefusal(made) && typed(() => native().drainPending())) made = attempt()
+    if (isRefusal(made)) {
+      collectDropped() // for the next turn
+      if (typed(() => native().drainPending())) made = attempt()
+    }
     if (isRefusal(made) && this.#askForMemory(bytes)) {
       this.#check()
       made = attempt()

@@ -99,6 +99,12 @@ impl Account {
         cells.held_bytes.get() + cells.pooled_bytes.get() + bytes as f64 <= cells.limit.get()
     }
 
+    /// Bytes that count against the limit, and the limit.
+    pub fn load(&self) -> (f64, f64) {
+        let cells = &self.cells;
+        (cells.held_bytes.get() + cells.pooled_bytes.get(), cells.limit.get())
+    }
+
     /// Enters a block into the books, or leaves them unchanged and answers false. For the account's own thread.
     pub fn admit(&self, usable: u64, requested: u64) -> bool {
         let cells = &self.cells;

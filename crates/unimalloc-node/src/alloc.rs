@@ -15,7 +15,7 @@ use crate::cuda::{host_access, take_up_passed, to_failure};
 use crate::dispatch::{Backend, Policy};
 use crate::failure::{failure, free_failure, reason_name};
 use crate::holds::{self, Handle};
-use crate::{magazine, out};
+use crate::{collector, magazine, out};
 
 /// Why an allocation came to nothing; `REFUSED` in `ts/native.ts` has the same.
 const REFUSED_BY_LIMIT: f64 = -1.0;
@@ -66,8 +66,8 @@ pub struct AllocateArguments<'a> {
     pub stream: Option<&'a Stream>,
 }
 
-/// Numbers that an allocation answers beside the buffer: handle, address, usable bytes.
-pub const RESULTS: usize = 3;
+/// Numbers that an allocation answers beside the buffer: handle, address, usable bytes, and 1 where dropped arrays should be looked for.
+pub const RESULTS: usize = 4;
 
 /// A buffer over a fresh block with its numbers, or none and, as the first number, why.
 ///
@@ -91,7 +91,7 @@ pub unsafe fn allocate_into(
         pooled: how & POOLED != 0,
         stream: arguments.stream,
     };
-    let refused = |reason| Ok((None, [reason, 0.0, 0.0]));
+    let refused = |reason| Ok((None, [reason, 0.0, 0.0, 0.0]));
     let block = match Block::allocate(account, &wanted) {
         Ok(block) => block,
         Err(Refusal::Limit) => return refused(REFUSED_BY_LIMIT),
@@ -100,14 +100,17 @@ pub unsafe fn allocate_into(
     let (address, usable) = (block.address() as f64, block.usable() as f64);
     // SAFETY: the caller's environment, and the block is new.
     match unsafe { buffer::create(env, block) } {
-        Ok((value, handle)) => Ok((Some(value), [handle.to_number(), address, usable])),
+        Ok((value, handle)) => {
+            let collect = f64::from(u8::from(collector::is_wanted(account, usable as usize)));
+            Ok((Some(value), [handle.to_number(), address, usable, collect]))
+        }
         Err(BufferError::Banned) => refused(BUFFERS_BANNED),
         Err(BufferError::Refused) => refused(BUFFER_REFUSED),
     }
 }
 
-/// A buffer over a fresh block that a stream uses first, or null. `results` gets handle, address and usable bytes, or the reason for the
-/// null. The call without a stream is `hotFunctions`'.
+/// A buffer over a fresh block that a stream uses first, or null. `results` gets handle, address, usable bytes and whether to collect, or the
+/// reason for the null. The call without a stream is `hotFunctions`'.
 #[napi(catch_unwind, ts_return_type = "ArrayBuffer | null")]
 pub fn allocate_for_stream<'env>(
     env: &'env Env,

@@ -8,6 +8,7 @@ use napi::sys;
 
 use crate::account::{Account, CELLS};
 use crate::block::{self, Block};
+use crate::collector;
 use crate::holds::{self, Handle, Hold};
 use crate::thread_end::{are_bytes_gone, end_with_thread, Watch};
 
@@ -91,6 +92,9 @@ unsafe extern "C" fn finalize(env: sys::napi_env, _data: *mut c_void, hint: *mut
             let is_unused = hold.watch.as_ref().is_some_and(|watch| are_bytes_gone(handle, watch));
             end_with_thread(hold, is_unused);
         } else {
+            if is_own {
+                collector::note_finalized(hold.block.usable());
+            }
             // Nobody waits for the answer: a corrupted block is retired by the allocator.
             let _ = block::release(hold.block);
         }
