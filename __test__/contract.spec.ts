@@ -362,3 +362,18 @@ test('lastError is null until something fails, in each thread', async (t) => {
   t.deepEqual(await once(worker, 'message'), [null])
   t.is(lastError()?.code, 'INVALID_SIZE')
 })
+
+test("a region that another thread gets while its release is not confirmed yet stays that thread's to release", async (t) => {
+  const program = `
+    const { HostBackend } = require('unimalloc')
+    let refused = 0
+    for (let round = 0; round < 20000; round++) {
+      const region = HostBackend.allocate(4096)
+      if (region === null || !HostBackend.deallocate(region, 4096)) refused++
+    }
+    require('node:worker_threads').parentPort.postMessage(refused)`
+  const refusals = await Promise.all(
+    Array.from({ length: 4 }, async () => (await once(new Worker(program, { eval: true }), 'message'))[0] as number),
+  )
+  t.deepEqual(refusals, [0, 0, 0, 0])
+})

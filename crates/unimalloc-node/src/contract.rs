@@ -65,15 +65,15 @@ pub fn backend_deallocate(backend: u32, start: f64, bytes: f64) -> Result<bool> 
     let backend = Backend::from(backend);
     let start = pointer(start);
     let key = (backend as u8, start as usize);
-    if !regions().contains_key(&key) {
+    // Off the list before it goes: the backend may hand the same address to another thread at once.
+    let Some(len) = regions().remove(&key) else {
         set_last_error(AllocError::NotRegistered);
         return Ok(false);
-    }
-    // SAFETY: the region came from `allocate`; the backend itself checks that it is still live and that the size is right, so that two racing calls
-    // release it once. The lock is not held: this may wait for the device.
+    };
+    // SAFETY: the region came from `allocate`, and the backend itself checks the size. The lock is not held: this may wait for the device.
     let released = with_backend!(backend, B => unsafe { B::deallocate(start, size(bytes)) });
-    if released {
-        regions().remove(&key);
+    if !released {
+        regions().insert(key, len);
     }
     Ok(released)
 }
