@@ -122,7 +122,9 @@ impl Magazine {
         if usize::from(index) >= span.capacity {
             return Err(unknown());
         }
-        Ok((span, index, backend, span.words()[usize::from(index)].load(Ordering::Acquire)))
+        // SAFETY: only looked at.
+        let word = unsafe { span.words() }[usize::from(index)].load(Ordering::Acquire);
+        Ok((span, index, backend, word))
     }
 }
 
@@ -212,7 +214,8 @@ pub unsafe fn map(env: sys::napi_env, shared: *const Shared, number: u32) -> Res
     // SAFETY: the caller's promise.
     let shared = unsafe { &*shared };
     let span = shared.magazine.try_borrow_mut().map_err(|_| busy())?.mapped(number)?.span;
-    let words = span.words().as_ptr().cast_mut().cast::<c_void>();
+    // SAFETY: the face writes to words of lent blocks alone: HELD on those in its stacks, LIVE on those it hands out.
+    let words = unsafe { span.words() }.as_ptr().cast_mut().cast::<c_void>();
     let mut pair = ptr::null_mut();
     let mut reference = ptr::null_mut();
     // SAFETY: the caller's environment. The slab's bytes are there until the span is unpinned, for which JavaScript detaches the slab first;
@@ -342,7 +345,8 @@ pub fn promote(shared: &Shared, handle: u32, account: u32, requested: usize) -> 
     let (span, index, _, _) = magazine.block(handle)?;
     let account = find_account(account)?;
     // Another thread may flag the word meanwhile, or by mistake free the block: then it is no longer ours to take over.
-    let word = span.words()[usize::from(index)]
+    // SAFETY: a live block keeps its state, and gets a flag.
+    let word = unsafe { span.words() }[usize::from(index)]
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
             (word & STATE == LIVE && word & TRACKED == 0).then_some(word | TRACKED)
         })
@@ -485,14 +489,16 @@ unsafe fn clean_up(env: sys::napi_env, magazine: &mut Magazine) {
         }
         let Mapped { span, backend, .. } = mapped;
         for index in 0..span.capacity as u16 {
-            let word = span.words()[usize::from(index)].load(Ordering::Acquire);
+            // SAFETY: only looked at.
+            let word = unsafe { span.words() }[usize::from(index)].load(Ordering::Acquire);
             let handle = (number as u32) << INDEX_BITS | u32::from(index);
             match word {
                 HELD => {
                     with_backend!(backend, B => core::give_back::<B>(span, index));
                 }
                 LIVE => {
-                    with_backend!(backend, B => core::free_unflagged::<B>(span, index));
+                    // SAFETY: the arrays over it are gone with the environment.
+                    with_backend!(backend, B => unsafe { core::free_unflagged::<B>(span, index) });
                 }
                 _ if word & STATE != LIVE => {}
                 _ if word & TRACKED != 0 => {

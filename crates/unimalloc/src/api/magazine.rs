@@ -55,9 +55,13 @@ impl LentSpan {
         self.span.is_pinned() && self.span.base() == self.base && self.span.block() == self.block
     }
 
-    /// One word per block. The memory is never unmapped. Only words of blocks that were lent may be written to, and only
-    /// HELD and LIVE: the allocator refuses or loses blocks whose words say something else, and never faults by it.
-    pub fn words(&self) -> &'static [AtomicU16] {
+    /// One word per block. The memory is never unmapped.
+    ///
+    /// # Safety
+    /// Only words of blocks that were lent may be written to, HELD to those that nobody uses and LIVE to those that are handed out: a
+    /// block whose word says that it is free may be handed out again, and the words of free blocks lead to others. Whatever else a
+    /// word says, the allocator refuses or loses the block, and never faults by it.
+    pub unsafe fn words(&self) -> &'static [AtomicU16] {
         self.span.slots()
     }
 }
@@ -107,7 +111,7 @@ pub fn borrow<B: ThreadSlots>(
 
 /// Gives a lent block back. False if its word does not say HELD: somebody wrote to it, or it was given back.
 pub fn give_back<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
-    let Some(word) = span.words().get(usize::from(index)) else { return false };
+    let Some(word) = span.span.slots().get(usize::from(index)) else { return false };
     if !span.is_current() || word.compare_exchange(slot::HELD, slot::LIVE, Relaxed, Relaxed).is_err() {
         return false;
     }
@@ -116,15 +120,18 @@ pub fn give_back<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
 
 /// Frees a block of the span that the borrower handed out and that nobody uses any more, if it is live and carries no
 /// flag. For a borrower that is going.
-pub fn free_unflagged<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
-    let word = span.words().get(usize::from(index)).map(|word| word.load(Relaxed));
+///
+/// # Safety
+/// If the block is live, nobody uses it any more.
+pub unsafe fn free_unflagged<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
+    let word = span.span.slots().get(usize::from(index)).map(|word| word.load(Relaxed));
     span.is_current() && word == Some(slot::LIVE) && free_live::<B>(span, index)
 }
 
 fn free_live<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
     let home = Home::of::<B>();
     let block = span.span.address(index) as *mut u8;
-    // SAFETY: the block is lent and the borrower gives it up.
+    // SAFETY: a held block is in nobody's use, as whoever writes HELD promises; of a live one the caller of `free_unflagged` does.
     let freed = with_own_heap::<B, _>(|heap| unsafe { release(home, block, Some(heap), None) });
     // SAFETY: as above. Inside a guarded call the free is queued.
     freed.unwrap_or_else(|| unsafe { release(home, block, None, None) }).is_ok()
@@ -134,7 +141,7 @@ fn free_live<B: ThreadSlots>(span: LentSpan, index: u16) -> bool {
 /// from another thread than the one that borrowed, or for a span that was forsaken.
 pub fn unpin<B: ThreadSlots>(span: LentSpan) -> bool {
     // The words beyond the last block say HELD never.
-    if !span.is_current() || span.words().iter().any(|word| word.load(Relaxed) == slot::HELD) {
+    if !span.is_current() || span.span.slots().iter().any(|word| word.load(Relaxed) == slot::HELD) {
         return false;
     }
     with_own_heap::<B, _>(|heap| heap.unpin(span.span)).unwrap_or(false)
