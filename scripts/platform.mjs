@@ -61,7 +61,7 @@ function unwinderFolder() {
 }
 
 /** The environment and the flags with which cargo builds for the target, with the compiler and the linker that fit. */
-function buildEnvironment(name) {
+export function buildEnvironment(name) {
   const target = targets[name]
   const library = standardLibrary(target)
   const env = {
