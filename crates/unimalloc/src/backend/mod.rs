@@ -29,6 +29,11 @@ pub use host::HostBackend;
 ///
 /// `allocate` returns null or the start of at least `size` bytes, aligned to 4,096, that nobody else uses until
 /// `deallocate` returned true for it. No method may unwind, and all may be called from any thread.
+///
+/// [`fill`](Self::fill) and [`copy`](Self::copy) do what they say, memory reads as zero where
+/// [`ZEROED_ON_ALLOCATE`](Self::ZEROED_ON_ALLOCATE) says so, and the CPU may read and write it; where it may not, the backend has those two of its own and
+/// no [`Arena`](crate::Arena) of it serves a collection. Its [pools](crate::HasSegmentPool::pools) are one static bundle that no other backend has: what they hold goes back
+/// through this backend's `deallocate`.
 pub unsafe trait MemoryBackend: 'static {
     /// Whether [`page_reset`](Self::page_reset) does something.
     const SUPPORTS_PAGE_RESET: bool = false;
