@@ -97,7 +97,7 @@ function buildTypes() {
     const target = join(dist, entry.replace(/\.d\.ts$/, '.d.cts'))
     const text = readFileSync(join(types, entry), 'utf8')
     mkdirSync(dirname(target), { recursive: true })
-    writeFileSync(target, text.replace(/((?:from|import\()\s*['"]\.[^'"]*)\.js(['"])/g, '$1.cjs$2'))
+    writeFileSync(target, text.replace(/((?:from|import\(?)\s*['"]\.[^'"]*)\.js(['"])/g, '$1.cjs$2'))
   }
 }
 
