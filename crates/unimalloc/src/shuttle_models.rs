@@ -218,9 +218,8 @@ fn take_huge(home: Home, size: usize) -> Option<usize> {
 /// Frees a Standard block as the public calls do: from the heap's hot path, or the long way.
 fn give(home: Home, heap: Option<&mut Heap>, address: usize) {
     world(|world| world.give_up(address));
-    let span = span_of(address).expect("a live block is found");
     let mut heap = heap;
-    if heap.as_mut().is_some_and(|heap| heap.free_cached(span, address)) {
+    if heap.as_mut().is_some_and(|heap| heap.free_cached(address) || heap.free_far(address)) {
         return;
     }
     free(home, heap, address).unwrap();

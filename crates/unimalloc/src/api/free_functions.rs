@@ -6,7 +6,7 @@ use crate::cuda::Stream;
 use crate::error::{set_last_error, AllocError, FreeError};
 use crate::meta::geometry::{shared_class_for, GRANULE};
 use crate::meta::slot;
-use crate::meta::span::{Remote, Span};
+use crate::meta::span::Remote;
 use crate::placement::{Place, Placement};
 use crate::policy::{redzone, AllocPolicy, Policy, StandardPolicy};
 use crate::pool::{span_of, HasSegmentPool, Home, Urgency};
@@ -37,11 +37,11 @@ pub struct AllocOptions {
 pub fn thread_alloc<P: AllocPolicy, B: ThreadSlots>(size: usize, align: usize) -> *mut u8 {
     if matches!(P::POLICY, Policy::Standard) && align <= GRANULE && align.is_power_of_two() {
         if let Some(class) = shared_class_for(size, align) {
-            let address = B::with_slots(|slots| {
+            let cached = B::with_slots(|slots| {
                 // SAFETY: `alloc_cached` calls nothing outside this crate, and the reference ends with it.
-                unsafe { slots.hot() }.map_or(0, |heap| heap.alloc_cached(class))
+                unsafe { slots.hot() }?.alloc_cached(class)
             });
-            if address != 0 {
+            if let Some(address) = cached {
                 return address as *mut u8;
             }
         }
@@ -99,20 +99,16 @@ pub fn alloc_on_stream<P: AllocPolicy, B: ThreadSlots>(
 /// address is handed out again.
 #[inline]
 pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
-    if let Some(span) = span_of(ptr as usize) {
-        let freed = B::with_slots(|slots| {
-            // SAFETY: `free_cached` calls nothing outside this crate, and the reference ends with it.
-            let heap = unsafe { slots.hot() };
-            heap.is_some_and(|heap| heap.free_cached(span, ptr as usize))
-        });
-        if freed {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        return unsafe { free_elsewhere::<B>(span, ptr) };
+    let freed = B::with_slots(|slots| {
+        // SAFETY: `free_cached` calls nothing outside this crate, and the reference ends with it.
+        let heap = unsafe { slots.hot() };
+        heap.is_some_and(|heap| heap.free_cached(ptr as usize))
+    });
+    if freed {
+        return Ok(());
     }
     // SAFETY: the caller's promise.
-    unsafe { free_slow::<B>(ptr, None) }.map(|_| ())
+    unsafe { free_elsewhere::<B>(ptr) }
 }
 
 /// Frees a block that the hot path could not. The usual one is Standard, unmarked and another thread's, and takes a short
@@ -121,17 +117,27 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
 /// # Safety
 /// As [`thread_free`].
 #[inline(never)]
-unsafe fn free_elsewhere<B: ThreadSlots>(span: &'static Span, ptr: *mut u8) -> Result<(), FreeError> {
+unsafe fn free_elsewhere<B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
+    let freed = B::with_slots(|slots| {
+        // SAFETY: `free_far` calls nothing outside this crate, and the reference ends with it.
+        unsafe { slots.hot() }.is_some_and(|heap| heap.free_far(ptr as usize))
+    });
+    if freed {
+        return Ok(());
+    }
     let home = Home::of::<B>();
-    let owner = span.owner();
-    // A heap owns only spans of Standard blocks that share them.
-    if owner != 0 && home.owns(span) && !fork::forked() && B::with_slots(|slots| slots.is_foreign(owner)) {
-        if let Some((index, slot)) = span.slot_at(ptr as usize) {
-            if slot.load(Relaxed) == slot::LIVE {
-                if let Remote::Orphan = span.free_remote(index, slot::LIVE)? {
-                    home.visit_orphan(span);
+    if let Some(span) = span_of(ptr as usize) {
+        let owner = span.owner();
+        // A heap owns only spans of Standard blocks that share them.
+        if owner != 0 && home.owns(span) && !fork::forked() && B::with_slots(|slots| slots.is_foreign(owner))
+        {
+            if let Some((index, slot)) = span.slot_at(ptr as usize) {
+                if slot.load(Relaxed) == slot::LIVE {
+                    if let Remote::Orphan = span.free_remote(index, slot::LIVE)? {
+                        home.visit_orphan(span);
+                    }
+                    return Ok(());
                 }
-                return Ok(());
             }
         }
     }

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use crate::backend::{BackendOps, MemoryBackend};
 use crate::error::{reason_of, set_last_error, AllocError, FreeError};
-use crate::meta::address_map::AddressMap;
+use crate::meta::address_map::{AddressMap, Near};
 use crate::meta::descriptor::Descriptors;
 use crate::meta::geometry::{class_size, round_up, span_bytes, GRANULE, MAX_ALIGN, MAX_GRANULES};
 use crate::meta::slot;
@@ -38,6 +38,11 @@ global! {
 #[inline(always)]
 pub(crate) fn span_of(address: usize) -> Option<&'static Span> {
     MAP.get(address)
+}
+
+/// The guess for addresses near this span's.
+pub(crate) fn near(span: &Span) -> Near<Span> {
+    MAP.near(span.base())
 }
 
 /// A live view of a set of segments.

@@ -14,7 +14,8 @@ pub(super) struct Cached {
 /// Thirty-two bytes, so that a class becomes an address by a shift.
 #[repr(C)]
 pub(super) struct Bin {
-    /// `limit` entries from first use on; none before, so that the hot path needs one check where it pushes.
+    /// None before first use, then a few, more each time that frees find no room, up to `limit`: so the hot path needs one
+    /// check where it pushes.
     entries: Box<[Cached]>,
     /// Entries in use: the first ones. The last of them is handed out next.
     len: u32,
@@ -26,7 +27,9 @@ pub(super) struct Bin {
 
 /// A cache holds up to this many bytes of blocks, but at least two blocks and at most `MAX_CACHED`.
 const CACHE_BYTES: usize = 128 << 10;
-const MAX_CACHED: usize = 128;
+const MAX_CACHED: usize = 2048;
+/// Entries at first.
+const FIRST: usize = 128;
 /// The same once blocks came back that had waited for the GPU: they come in batches, which should find room.
 const WIDE_BYTES: usize = 16 << 20;
 
@@ -44,7 +47,12 @@ impl Bin {
 
     /// Blocks to move at a time between cache and spans.
     pub fn batch(&self) -> usize {
-        (usize::from(self.limit) / 2).max(1)
+        (self.room() / 2).max(1)
+    }
+
+    /// Entries there are, or would be at first use.
+    fn room(&self) -> usize {
+        self.entries.len().max(FIRST.min(usize::from(self.limit)))
     }
 
     /// Blocks in the cache.
@@ -58,13 +66,13 @@ impl Bin {
     }
 
     pub fn is_full(&self) -> bool {
-        self.len() >= usize::from(self.limit)
+        self.len() >= self.room()
     }
 
     /// The block that was cached last.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Cached> {
-        let last = self.len.checked_sub(1)?;
+        let last = self.len.wrapping_sub(1); // of 0: beyond all entries
         let block = *self.entries.get(last as usize)?;
         self.len = last;
         Some(block)
@@ -79,21 +87,45 @@ impl Bin {
         true
     }
 
-    /// Makes the entries on first use, from any span, so that a block can be pushed.
+    /// Makes the entries on first use, from any span, so that blocks can be pushed: as many as are [vacant](Self::vacant) then.
     pub fn prepare(&mut self, span: &'static Span) {
-        let limit = usize::from(self.limit);
-        if let (true, Some(slot)) = (self.entries.len() < limit, span.slots().first()) {
-            // What an entry above `len` holds does not matter.
-            let mut entries = vec![Cached { address: span.base(), slot }; limit];
-            entries[..self.entries.len()].copy_from_slice(&self.entries);
-            self.entries = entries.into();
+        self.resize(span, self.room());
+    }
+
+    /// Makes twice the room, up to the limit: a program that frees so many at a time tends to allocate as many again.
+    pub fn grow(&mut self, span: &'static Span) {
+        self.resize(span, (2 * self.room()).min(usize::from(self.limit)));
+    }
+
+    /// Leaves the entries as they are where the process has no memory for more.
+    fn resize(&mut self, span: &'static Span, room: usize) {
+        if let (true, Some(slot)) = (self.entries.len() < room, span.slots().first()) {
+            let mut entries = Vec::new();
+            if entries.try_reserve_exact(room).is_ok() {
+                entries.extend_from_slice(&self.entries);
+                // What an entry above `len` holds does not matter.
+                entries.resize(room, Cached { address: span.base(), slot });
+                self.entries = entries.into();
+            }
+        }
+    }
+
+    /// Blocks that can be pushed.
+    pub fn vacant(&self) -> usize {
+        self.entries.len() - self.len()
+    }
+
+    /// Gives the entries of an empty cache back.
+    pub fn shrink(&mut self) {
+        if self.len == 0 {
+            self.entries = Box::default();
         }
     }
 
     /// Makes room for batches of blocks that waited for the GPU.
     pub fn widen(&mut self) {
         if self.limit != 0 {
-            let wide = (WIDE_BYTES / class_size(usize::from(self.class))).min(MAX_CACHED);
+            let wide = (WIDE_BYTES / class_size(usize::from(self.class))).min(FIRST);
             self.limit = self.limit.max(wide as u16);
         }
     }

@@ -16,13 +16,14 @@ use super::bin::Bin;
 use super::prefetch::prefetch;
 use crate::backend::fork;
 use crate::error::{last_error, set_last_error, AllocError};
+use crate::meta::address_map::Near;
 use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
 use crate::meta::inbox::Inbox;
 use crate::meta::slot;
 use crate::meta::span::{Span, TOLD};
 use crate::placement::{Place, Placement};
 use crate::policy::Policy;
-use crate::pool::{span_of, Home, PoolKey, SpanRequest, Urgency};
+use crate::pool::{near, span_of, Home, PoolKey, SpanRequest, Urgency};
 use crate::sync::{AtomicU16, Ordering::Relaxed};
 
 /// What blocks must have in common to share a cache.
@@ -49,6 +50,8 @@ pub(crate) struct Heap {
     /// `CLASSES` bins for each key, in the order of `keys`.
     bins: Vec<Bin>,
     keys: Vec<(BinKey, u32)>,
+    /// Where in the address map the span is that came last.
+    near: Near<Span>,
     pub(crate) home: Home,
     inbox: &'static Inbox,
     /// Every span this heap keeps, at the index it has in the inbox.
@@ -89,6 +92,7 @@ impl Heap {
             id: next_id(),
             bins: Vec::new(),
             keys: Vec::new(),
+            near: Near::nowhere(),
             home,
             inbox: Inbox::take(),
             tenants: Vec::new(),
@@ -117,12 +121,12 @@ impl Heap {
 
     // ---- allocation ----
 
-    /// A cached block of a class of the first key, or 0. Classes of blocks that have a span of their own are not for here.
+    /// A cached block of a class of the first key. Classes of blocks that have a span of their own are not for here.
     #[inline(always)]
-    pub(crate) fn alloc_cached(&mut self, class: usize) -> usize {
-        let Some(block) = self.bins.get_mut(class).and_then(Bin::pop) else { return 0 };
+    pub(crate) fn alloc_cached(&mut self, class: usize) -> Option<usize> {
+        let block = self.bins.get_mut(class)?.pop()?;
         block.slot.store(slot::LIVE, Relaxed);
-        block.address
+        Some(block.address)
     }
 
     /// A block of bin `at`, or 0 with the reason in `last_error`.
@@ -199,10 +203,10 @@ impl Heap {
         };
         if first.is_some() {
             let bin = &mut self.bins[at];
-            let batch = bin.batch();
+            bin.prepare(span);
+            let batch = bin.batch().min(bin.vacant() + 1);
             let from = bin.len();
             if batch > 1 {
-                bin.prepare(span);
                 span.pop_batch(batch - 1, |address, slot| {
                     slot.store(slot::CACHED, Relaxed);
                     bin.push(address, slot);
@@ -336,6 +340,7 @@ impl Heap {
         self.tenants[index as usize] = Some(span);
         let fast = self.keys[at / CLASSES].0.policy == Policy::Standard && at % CLASSES <= SHARED_CLASS;
         span.adopt(self.id(), fast, at as u16, self.inbox, index);
+        self.near = near(span);
         self.bins[at].link(span);
     }
 
@@ -343,7 +348,8 @@ impl Heap {
 
     /// Frees a live block of a span that this heap owns outright. False: not that simple, nothing was done.
     #[inline(always)]
-    pub(crate) fn free_cached(&mut self, span: &'static Span, address: usize) -> bool {
+    pub(crate) fn free_cached(&mut self, address: usize) -> bool {
+        let Some(span) = self.near.get(address) else { return false };
         if span.owner() != self.id.get() {
             return false;
         }
@@ -353,8 +359,25 @@ impl Heap {
         }
         let at = usize::from(span.bin());
         let Some(bin) = self.bins.get_mut(at) else { return false };
+        if !bin.push(address, slot) {
+            return self.free_full(at, address, slot);
+        }
+        // Last: some processors let no load pass a store whose address they do not know yet, and this one's comes late.
         slot.store(slot::CACHED, Relaxed);
-        bin.push(address, slot) || self.free_full(at, address, slot)
+        true
+    }
+
+    /// As `free_cached`, which looked for the block's span in the wrong place. The next one is looked for where this one is.
+    #[inline(always)]
+    pub(crate) fn free_far(&mut self, address: usize) -> bool {
+        !self.near.covers(address) && self.move_and_free(address)
+    }
+
+    #[cold]
+    fn move_and_free(&mut self, address: usize) -> bool {
+        let Some(span) = span_of(address).filter(|span| span.owner() == self.id.get()) else { return false };
+        self.near = near(span);
+        self.free_cached(address)
     }
 
     /// As `free_cached`, where the cache has no room or the block is large.
@@ -367,18 +390,30 @@ impl Heap {
             self.put_back(at, address);
             return true;
         }
+        if self.bins[at].push(address, slot)
+            || self.make_room(at, address) && self.bins[at].push(address, slot)
+        {
+            self.large_cached += if large { size } else { 0 };
+        } else {
+            self.put_back(at, address); // a bin without a cache
+        }
+        true
+    }
+
+    /// Gives a cache without room more of it, or its older half back to the spans. False for a bin without a cache.
+    fn make_room(&mut self, at: usize, address: usize) -> bool {
+        let Some(span) = span_of(address) else { return false };
         let bin = &mut self.bins[at];
+        if bin.is_cacheless() {
+            return false;
+        }
+        bin.prepare(span);
+        if bin.is_full() {
+            bin.grow(span);
+        }
         if bin.is_full() {
             let oldest = bin.batch();
             self.flush(at, oldest);
-        }
-        if let Some(span) = span_of(address) {
-            self.bins[at].prepare(span);
-        }
-        if !self.bins[at].push(address, slot) {
-            self.put_back(at, address); // a bin without a cache
-        } else if large {
-            self.large_cached += size;
         }
         true
     }
@@ -551,10 +586,13 @@ impl Heap {
         {
             return false;
         }
+        bin.prepare(span);
+        if bin.vacant() == 0 {
+            return false; // no memory for the cache
+        }
         let Ok(Some(index)) = span.pop() else { return false };
         let slot = &span.slots()[usize::from(index)];
         slot.store(slot::CACHED, Relaxed);
-        bin.prepare(span);
         bin.push(span.address(index), slot);
         self.large_cached += size;
         bin.link(span);
@@ -607,6 +645,7 @@ impl Heap {
         self.trim_quarantine(0, 0);
         for at in 0..self.bins.len() {
             self.flush(at, usize::MAX);
+            self.bins[at].shrink();
         }
         for index in 0..self.tenants.len() {
             let Some(span) = self.tenants[index] else { continue };
