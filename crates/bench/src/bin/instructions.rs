@@ -7,30 +7,42 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use unimalloc::{
-    thread_alloc, thread_free, thread_realloc, usable_size, AllocPolicy, FreeError, HardenedPolicy,
-    HostBackend, SecurePolicy, StandardPolicy,
+    thread_alloc, thread_free, thread_realloc, usable_size, AllocPolicy, CudaUnifiedBackend, FreeError,
+    HardenedPolicy, HostBackend, SecurePolicy, StandardPolicy, ThreadSlots,
 };
 
 /// Not inlined: what a caller in another crate that is not rebuilt for it pays.
 #[inline(never)]
-fn alloc<P: AllocPolicy>(size: usize) -> *mut u8 {
-    thread_alloc::<P, HostBackend>(size, 16)
+fn alloc_in<P: AllocPolicy, B: ThreadSlots>(size: usize) -> *mut u8 {
+    thread_alloc::<P, B>(size, 16)
 }
 
 #[inline(never)]
-fn free<P: AllocPolicy>(block: *mut u8) -> Result<(), FreeError> {
+fn free_in<P: AllocPolicy, B: ThreadSlots>(block: *mut u8) -> Result<(), FreeError> {
     // SAFETY: the scenarios free each block once.
-    unsafe { thread_free::<P, HostBackend>(block) }
+    unsafe { thread_free::<P, B>(block) }
+}
+
+fn alloc<P: AllocPolicy>(size: usize) -> *mut u8 {
+    alloc_in::<P, HostBackend>(size)
+}
+
+fn freed_in<P: AllocPolicy, B: ThreadSlots>(block: *mut u8) {
+    assert!(!block.is_null() && free_in::<P, B>(block) == Ok(()));
 }
 
 fn freed<P: AllocPolicy>(block: *mut u8) {
-    assert!(!block.is_null() && free::<P>(block) == Ok(()));
+    freed_in::<P, HostBackend>(block);
+}
+
+fn pair_in<P: AllocPolicy, B: ThreadSlots>(size: usize, times: usize) {
+    for _ in 0..times {
+        freed_in::<P, B>(black_box(alloc_in::<P, B>(black_box(size))));
+    }
 }
 
 fn pair<P: AllocPolicy>(size: usize, times: usize) {
-    for _ in 0..times {
-        freed::<P>(black_box(alloc::<P>(black_box(size))));
-    }
+    pair_in::<P, HostBackend>(size, times);
 }
 
 fn batch(size: usize, count: usize, times: usize) {
@@ -88,6 +100,8 @@ fn main() -> ExitCode {
     match scenario.as_str() {
         "pair of 64 B" => pair::<StandardPolicy>(64, times),
         "pair of 16 KiB" => pair::<StandardPolicy>(16 << 10, times),
+        // Takes a `libcuda.so.1`, and any will do: a hit calls no driver.
+        "pair of 4 KiB of the CUDA backend" => pair_in::<StandardPolicy, CudaUnifiedBackend>(4 << 10, times),
         "pair of 1 MiB" => pair::<StandardPolicy>(1 << 20, times),
         "pair of 16 MiB" => pair::<StandardPolicy>(16 << 20, times),
         "Secure pair of 64 B" => pair::<SecurePolicy>(64, times),
