@@ -1,7 +1,20 @@
+import { constants } from 'node:buffer'
+import { inspect } from 'node:util'
+
 import test from 'ava'
-import { alloc, Allocator, allocator, cuda, isCudaAvailable, UnimallocError, whyNoCuda } from 'unimalloc'
+import {
+  alloc,
+  Allocator,
+  allocator,
+  cuda,
+  isCudaAvailable,
+  ThreadAllocator,
+  UnimallocError,
+  whyNoCuda,
+} from 'unimalloc'
 import type { AllocatorStats, UnifiedArray } from 'unimalloc'
 
+import { runProgram } from './helpers/child.js'
 import { throwsCode } from './helpers/errors.js'
 
 const host = (maxBytes?: number | '1MiB') =>
@@ -92,11 +105,110 @@ test('a synchronous loop that drops arrays without freeing them ends in a clear 
   own[Symbol.dispose]()
 })
 
-test('more than the process may have is refused with a typed error', (t) => {
+test('more than the process may have is refused with a typed error that says so, and no more', async (t) => {
+  const { stdout, stderr } = await runProgram(
+    `
+    const { alloc, allocator } = require('unimalloc')
+    try {
+      alloc(Uint8Array, 128 << 20)
+    } catch (error) {
+      console.log(error.code, error.message)
+      console.log(error.stats.outOfMemory, allocator.stats().currentBytes)
+    }`,
+    { UNIMALLOC_BACKEND: 'host', UNIMALLOC_MAX_BYTES: '64MiB' },
+  )
+  const message =
+    'OUT_OF_MEMORY 128 MiB could not be allocated: that is more than the limit of 64 MiB allows in all. Ask for less, or raise UNIMALLOC_MAX_BYTES'
+  t.is(stdout, `${message}\n1 0\n`, stderr)
+})
+
+test('more than maxBytes in all is told from too much at once', (t) => {
+  const own = host(1 << 20)
+  throwsCode(
+    t,
+    () => own.alloc(Uint8Array, 2 << 20),
+    'OUT_OF_MEMORY',
+    /limit of 1 MiB allows in all\. Ask for less, or raise maxBytes$/,
+  )
+  const array = own.alloc(Uint8Array, 900_000)
+  throwsCode(t, () => own.alloc(Uint8Array, 900_000), 'OUT_OF_MEMORY', /Live are 896 KiB in 1 array, .*Free arrays/)
+  array.free()
+})
+
+const isLimited = constants.MAX_LENGTH < 2 ** 40
+;(isLimited ? test : test.skip)('what no buffer can show is not taken from the system', (t) => {
   const own = host()
-  const error = throwsCode(t, () => own.alloc(Uint8Array, 2 ** 46), 'OUT_OF_MEMORY')
-  t.true(error!.stats!.outOfMemory >= 1)
-  t.is(own.stats().currentBytes, 0)
+  const before = own.stats().reservedBytes
+  throwsCode(t, () => own.alloc(Uint8Array, constants.MAX_LENGTH + 1), 'INVALID_ARGUMENT', /its limit is/)
+  t.is(own.stats().reservedBytes, before)
+})
+
+test('an allocator tells about itself', (t) => {
+  const own = host(1 << 20)
+  const array = own.alloc(Uint8Array, 5000)
+  t.is(inspect(own), "Allocator { backend: 'host', policy: 'standard', live: 1 array, 5 KiB of 1 MiB }")
+  array.free()
+  own[Symbol.dispose]()
+  t.regex(inspect(own), /live: 0 arrays, 0 B of 1 MiB, disposed }$/)
+  t.deepEqual(
+    [Allocator.name, cuda.Stream.name, cuda.Event.name, ThreadAllocator.name, host().scope().constructor.name],
+    ['Allocator', 'Stream', 'Event', 'ThreadAllocator', 'Scope'],
+  )
+})
+
+test('methods without their allocator are typed errors', (t) => {
+  const { alloc, allocUnsafe, from } = Allocator.prototype as unknown as Record<string, (...args: unknown[]) => unknown>
+  for (const call of [alloc, allocUnsafe, from]) {
+    throwsCode(t, () => call!(Float32Array, 1), 'INVALID_ARGUMENT', /called without its allocator; write allocator\./)
+  }
+})
+
+test('what was meant is said', (t) => {
+  const own = host()
+  const alloc = (...args: unknown[]) => own.alloc(...(args as [never, never]))
+  throwsCode(t, () => alloc(Float32Array, [1, 2]), 'INVALID_ARGUMENT', /to copy values, write from\(Float32Array, …\)/)
+  throwsCode(t, () => alloc(Buffer, 10), 'INVALID_ARGUMENT', /pass the constructor Uint8Array, and Buffer\.from/)
+  throwsCode(t, () => alloc(ArrayBuffer, 10), 'INVALID_ARGUMENT', /pass the constructor Uint8Array, and array\.buffer/)
+  throwsCode(
+    t,
+    () => new Allocator({ maxBytes: '8GB' as never }),
+    'INVALID_ARGUMENT',
+    /units are B, KiB, MiB, GiB and TiB/,
+  )
+  t.is(new Allocator({ backend: 'host', maxBytes: '1000' as never }).stats().limitBytes, 1000)
+})
+
+test('from takes iterables', (t) => {
+  const own = host()
+  const squares = function* () {
+    for (let index = 0; index < 4; index++) yield index * index
+  }
+  t.deepEqual([...own.from(Float32Array, squares() as never)], [0, 1, 4, 9])
+  t.deepEqual([...own.from(Uint8Array, new Set([3, 1]) as never)], [3, 1])
+  throwsCode(t, () => own.from(squares() as never), 'INVALID_ARGUMENT', /an object of type Generator;/)
+})
+
+test('onOutOfMemory: an asynchronous handler is a typed error', (t) => {
+  const own = host(10_000)
+  const array = own.alloc(Uint8Array, 6000)
+  own.onOutOfMemory((async () => true) as never)
+  throwsCode(t, () => own.alloc(Uint8Array, 6000), 'INVALID_ARGUMENT', /handler is asynchronous/)
+  array.free()
+})
+
+test('disposal works for code that knows the registered symbol only', (t) => {
+  const registered: typeof Symbol.dispose = Symbol.for('Symbol.dispose') as never
+  const own = host()
+  const [large, small] = [own.alloc(Uint8Array, 100), own.allocUnsafe(Uint8Array, 100)]
+  large[registered]()
+  small[registered]()
+  t.true(large.freed && small.freed)
+  const scope = own.scope()
+  const scoped = scope.alloc(Uint8Array, 5)
+  scope[registered]()
+  t.true(scoped.freed)
+  own[registered]()
+  throwsCode(t, () => own.alloc(Uint8Array, 5), 'DISPOSED')
 })
 
 test('onOutOfMemory: tried once more when the handler freed something', (t) => {

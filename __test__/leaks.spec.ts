@@ -73,7 +73,7 @@ test('UNIMALLOC_TRACK=1 reports at exit what was not freed, with the place', asy
     alloc(Uint8Array, 10).free()`
   const tracked = await runProgram(program, { UNIMALLOC_TRACK: '1', UNIMALLOC_BACKEND: 'host' })
   t.is(tracked.code, 0, tracked.stderr)
-  t.regex(tracked.stderr, /1 arrays with 4\.9 KiB were not freed/)
+  t.regex(tracked.stderr, /1 array with 4\.9 KiB was not freed/)
   t.regex(tracked.stderr, /forgotten/)
   const untracked = await runProgram(program, { UNIMALLOC_BACKEND: 'host' })
   t.is(untracked.stderr, '')
@@ -153,3 +153,35 @@ for (const [title, { file, text, flags, shown }] of Object.entries(programs)) {
     t.regex(stderr, /^unimalloc: 10 arrays with 55 B were not freed/m)
   })
 }
+
+const FORGETFUL = `
+  const { alloc } = require('unimalloc')
+  globalThis.kept = alloc(Uint8Array, 1000)
+  `
+const whereSignals = process.platform === 'win32' ? test.skip : test
+
+for (const signal of ['SIGINT', 'SIGTERM']) {
+  whereSignals(`a program that is stopped by ${signal} reports, and ends by it`, async (t) => {
+    const stop = `setInterval(() => {}, 1000); process.kill(process.pid, '${signal}')`
+    const outcome = await runProgram(FORGETFUL + stop, { UNIMALLOC_BACKEND: 'host', UNIMALLOC_TRACK: '1' })
+    t.is(outcome.signal, signal)
+    t.regex(outcome.stderr, /^unimalloc: 1 array with 1000 B was not freed\n/)
+    t.is(outcome.stderr.match(/unimalloc:/g)?.length, 1)
+  })
+}
+
+whereSignals('a program that listens for the signal itself decides what it does', async (t) => {
+  const listen = `
+    process.on('SIGINT', () => { console.log('heard'); setTimeout(() => process.exit(3), 50) })
+    setInterval(() => {}, 1000)
+    process.kill(process.pid, 'SIGINT')`
+  const outcome = await runProgram(FORGETFUL + listen, { UNIMALLOC_BACKEND: 'host', UNIMALLOC_TRACK: '1' })
+  t.is(outcome.code, 3)
+  t.is(outcome.stdout, 'heard\n')
+  t.is(outcome.stderr.match(/unimalloc:/g)?.length, 1)
+})
+
+test('tracking keeps no program from ending', async (t) => {
+  const outcome = await runProgram(FORGETFUL, { UNIMALLOC_BACKEND: 'host', UNIMALLOC_TRACK: '1' })
+  t.is(outcome.code, 0)
+})

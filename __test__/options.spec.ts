@@ -92,7 +92,7 @@ for (const [options, message] of badOptions) {
 for (const maxBytes of [
   '-5%',
   '101%',
-  '5',
+  '-5',
   '',
   'GiB',
   '5GB',

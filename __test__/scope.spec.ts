@@ -122,3 +122,8 @@ test('a scope of the default allocator', (t) => {
   }
   t.is(allocator.stats().currentCount, before)
 })
+
+test('a scope has its five methods and nothing of the inside', (t) => {
+  const names = Reflect.ownKeys(Object.getPrototypeOf(allocator.scope())).filter((key) => typeof key === 'string')
+  t.deepEqual(names.sort(), ['alloc', 'allocUnsafe', 'constructor', 'from', 'keep', 'scope'])
+})

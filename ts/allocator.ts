@@ -1,3 +1,5 @@
+import { constants } from 'node:buffer'
+
 import {
   contentOfArray,
   freeView,
@@ -15,6 +17,7 @@ import { Books } from './books.js'
 import { collectDropped } from './collector.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
+import { disposableEverywhere, dispose } from './dispose.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
 import type { Kind } from './kind.js'
@@ -23,6 +26,7 @@ import type { Ledger } from './ledger.js'
 import { reportAtExit, Tracker } from './leaks.js'
 import { dropEmptySlabs, freeAll, magazineFor, MOST_BYTES, NATIVE, obtain, take } from './magazine.js'
 import type { Magazine } from './magazine.js'
+import { name, showAs } from './naming.js'
 import { BACKENDS, MAX_EXACT, native, PLACEMENTS, REFUSED } from './native.js'
 import {
   alignment,
@@ -36,11 +40,11 @@ import {
 } from './options.js'
 import type { CheckedAllocatorOptions } from './options.js'
 import { openAccount } from './open-account.js'
-import { allocationError } from './out-of-memory.js'
+import { allocationError, tooLarge } from './out-of-memory.js'
 import { end, release } from './release.js'
-import { ArrayScope } from './scope.js'
+import { ArrayScope, Collected } from './scope.js'
 import type { Scope } from './scope.js'
-import { readStats } from './stats.js'
+import { readStats, showBytes } from './stats.js'
 import { noteBuffer } from './thread-end.js'
 import type {
   AllocatorOptions,
@@ -131,6 +135,9 @@ export class Allocator implements Disposable {
       return allocator
     }
     isOpen = (allocator) => allocator.#opened !== null
+    name(this, 'Allocator')
+    showAs(this, (allocator) => allocator.#show())
+    disposableEverywhere(this.prototype)
   }
 
   /**
@@ -157,6 +164,7 @@ export class Allocator implements Disposable {
    * runs only when the program yields to the event loop.
    */
   alloc<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
+    if (this === undefined) throw unbound('alloc')
     return this.#make(kindOf('alloc', type), length, options, ZEROED, this.alloc) as UnifiedArray<InstanceType<C>>
   }
 
@@ -165,6 +173,7 @@ export class Allocator implements Disposable {
    * or `structuredClone` that takes one takes all. Free it: the garbage collector need not.
    */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
+    if (this === undefined) throw unbound('allocUnsafe')
     const pooled = this.#pooled
     if (pooled !== null && options === undefined) {
       const array = take(pooled, type, length)
@@ -181,19 +190,13 @@ export class Allocator implements Disposable {
     options?: AllocOptions,
   ): UnifiedArray<InstanceType<C>>
   from(first: unknown, second?: unknown, third?: unknown): UnifiedArray {
+    if (this === undefined) throw unbound('from')
     let kind: Kind
     let source: ArrayLike<number>
     let options: AllocOptions | undefined
     if (typeof first === 'function') {
       kind = kindOf('from', first)
-      if (
-        typeof second !== 'object' ||
-        second === null ||
-        typeof (second as { length?: unknown }).length !== 'number'
-      ) {
-        throw invalid(`from: the source is ${show(second)}; pass an array or a typed array`)
-      }
-      source = second as ArrayLike<number>
+      source = elementsOf(second)
       options = third as AllocOptions | undefined
     } else {
       const own = kindOfArray(first)
@@ -214,7 +217,7 @@ export class Allocator implements Disposable {
     try {
       ;(array as unknown as Uint8Array).set(source)
     } catch (error) {
-      array[Symbol.dispose]()
+      array[dispose]()
       const reason = error instanceof Error ? error.message : show(error)
       throw new UnimallocError('INVALID_ARGUMENT', `from: the source does not fit a ${kind.name}: ${reason}`, {
         cause: error,
@@ -262,7 +265,7 @@ export class Allocator implements Disposable {
     }
     release(block, buffer)
     killArray(view)
-    if (scope instanceof ArrayScope) scope.add(to, fresh.buffer as ArrayBuffer)
+    if (scope instanceof Collected) scope.add(to, fresh.buffer as ArrayBuffer)
     return fresh as unknown as UnifiedArray<T>
   }
 
@@ -325,7 +328,7 @@ export class Allocator implements Disposable {
   }
 
   /** Frees what the allocator still owns; later allocations throw `DISPOSED`. A second call does nothing. */
-  [Symbol.dispose](): void {
+  [dispose](): void {
     if (this.#disposed) return
     if (!this.#books.disposable) {
       throw invalid(
@@ -396,6 +399,8 @@ export class Allocator implements Disposable {
       const array = this.#obtain(opened, kind, length, bytes)
       if (array !== null) return array
     }
+    // Before the system is asked for what no buffer can show.
+    if (bytes > constants.MAX_LENGTH) throw tooLarge(bytes)
     const buffer = this.#allocate(opened, bytes, request, contents)
     const handle = results[0] as number
     const address = results[1] as number
@@ -490,10 +495,28 @@ export class Allocator implements Disposable {
     if (this.#outOfMemory === null || this.#isAsking) return false
     this.#isAsking = true
     try {
-      return this.#outOfMemory(bytes) === true
+      const answer: unknown = this.#outOfMemory(bytes)
+      if (typeof answer === 'object' && answer !== null && typeof (answer as { then?: unknown }).then === 'function') {
+        // Nobody hears of it otherwise; what it is about is said below.
+        void Promise.resolve(answer).catch(() => {})
+        throw invalid(
+          'onOutOfMemory: the handler is asynchronous, and an allocation cannot wait for it; free at once and return true, or return false',
+        )
+      }
+      return answer === true
     } finally {
       this.#isAsking = false
     }
+  }
+
+  #show(): string {
+    const opened = this.#opened
+    if (opened === null) return 'Allocator { not used yet }'
+    const { currentCount, currentBytes, limitBytes } = this.stats()
+    const live = `${currentCount} ${currentCount === 1 ? 'array' : 'arrays'}, ${showBytes(currentBytes)}`
+    const limit = limitBytes === Infinity ? '' : ` of ${showBytes(limitBytes)}`
+    const disposed = this.#disposed ? ', disposed' : ''
+    return `Allocator { backend: '${opened.backend}', policy: '${opened.policy}', live: ${live}${limit}${disposed} }`
   }
 
   #check(): void {
@@ -533,10 +556,30 @@ export class Allocator implements Disposable {
   }
 }
 
+/** What a source has: iterables too, once and for all. */
+function elementsOf(source: unknown): ArrayLike<number> {
+  if (typeof source === 'object' && source !== null) {
+    if (typeof (source as { length?: unknown }).length === 'number') return source as ArrayLike<number>
+    if (typeof (source as { [Symbol.iterator]?: unknown })[Symbol.iterator] === 'function') {
+      return Array.from(source as Iterable<number>)
+    }
+  }
+  throw invalid(`from: the source is ${show(source)}; pass an array, a typed array or an iterable`)
+}
+
+function unbound(method: string): Error {
+  return invalid(
+    `${method}: called without its allocator; write allocator.${method}(…), or import { ${method} } from 'unimalloc' for the default one`,
+  )
+}
+
 /** What is wrong with a length. Apart, so that no message is put together for one that is right. */
 function lengthError(what: string, length: unknown, kind: Kind): Error {
   const most = Math.floor(MAX_EXACT / kind.bytesPerElement)
-  if (typeof length !== 'number') return invalid(`${what}: length is ${show(length)}; pass a number`)
+  if (typeof length !== 'number') {
+    const copy = typeof length === 'object' && length !== null ? `; to copy values, write from(${kind.name}, …)` : ''
+    return invalid(`${what}: length is ${show(length)}; pass a number${copy}`)
+  }
   if (length > most) return invalid(`${what}: length is ${length}; the most of this type is ${most}`)
   return invalid(`${what}: length is ${length}; pass a whole number from 0 up`)
 }

@@ -15,6 +15,15 @@ import type { FreeOptions, UnifiedArray } from './types.js'
 export function kindOf(what: string, type: unknown): Kind {
   const kind = kindOfType(type)
   if (kind !== null) return kind
+  if (type === Buffer)
+    throw invalid(
+      `${what}: the type is Buffer; pass the constructor Uint8Array, and Buffer.from(array.buffer) views the array as one`,
+    )
+  if (type === ArrayBuffer || type === DataView || type === SharedArrayBuffer) {
+    throw invalid(
+      `${what}: the type is ${show(type)}; pass the constructor Uint8Array, and array.buffer is an ArrayBuffer`,
+    )
+  }
   const other =
     typeof type === 'function' && Object.hasOwn(type, 'BYTES_PER_ELEMENT') ? ' of another realm, or one like it' : ''
   throw invalid(

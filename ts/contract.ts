@@ -1,4 +1,6 @@
+import { disposableEverywhere, dispose } from './dispose.js'
 import { invalid, show, typed, UnimallocError } from './errors.js'
+import { name } from './naming.js'
 import { BACKENDS, MAX_EXACT, native, POLICIES, WAY } from './native.js'
 import { checkKeys, oneOf } from './options.js'
 import type { BackendName, PolicyName } from './types.js'
@@ -144,7 +146,7 @@ export class ThreadAllocator implements Disposable {
   }
 
   /** Drops a hand-made allocator; its live blocks stay valid. A second call does nothing; a lent allocator refuses. */
-  [Symbol.dispose](): void {
+  [dispose](): void {
     const reach = this.#reach
     if (reach === null) return
     if (reach.kind !== HAND_MADE) throw invalid('the allocator is lent by withAllocator, which takes it back by itself')
@@ -416,3 +418,6 @@ export const SecurePolicy: PolicySlots = policySlots('secure')
 
 /** Also encodes free lists, delays reuse and checks redzones. */
 export const HardenedPolicy: PolicySlots = policySlots('hardened')
+
+disposableEverywhere(ThreadAllocator.prototype)
+name(ThreadAllocator, 'ThreadAllocator')

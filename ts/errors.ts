@@ -81,8 +81,18 @@ export function show(value: unknown): string {
   if (typeof value === 'bigint') return `${value}n`
   if (typeof value === 'function') return `the function ${nameOf(() => value) ?? '(anonymous)'}`
   if (typeof value === 'object' && value !== null)
-    return `an object of type ${nameOf(() => value.constructor) ?? 'Object'}`
+    return `an object of type ${nameOf(() => value.constructor) ?? tagOf(value) ?? 'Object'}`
   return String(value)
+}
+
+/** Of objects whose class has no name, such as generators. */
+function tagOf(value: object): string | undefined {
+  try {
+    const tag = (value as { [Symbol.toStringTag]?: unknown })[Symbol.toStringTag]
+    return typeof tag === 'string' && tag !== '' ? tag : undefined
+  } catch {
+    return undefined
+  }
 }
 
 /** The name of a function or class; undefined where it has none, or where asking for it throws. */

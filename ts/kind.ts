@@ -1,6 +1,7 @@
 import { guard, intrinsicBuffer, isDetached } from './buffers.js'
 import type { Content } from './buffers.js'
 import { contentOfArray, DETACHED, doubleFree, freePooled, isCurrent } from './arrays.js'
+import { disposableEverywhere, dispose } from './dispose.js'
 import { invalid } from './errors.js'
 import { release } from './release.js'
 import type { CheckedFreeOptions } from './release.js'
@@ -57,7 +58,7 @@ const members = Object.getOwnPropertyDescriptors({
     return contentOfArray(this) === null
   },
 
-  [Symbol.dispose](): void {
+  [dispose](): void {
     const content = contentOfArray(this)
     if (content == null) return
     // Whose slab was detached cannot be freed any more, by no fault of whoever owns the array.
@@ -77,6 +78,7 @@ export function unify(
     const member = members[key as keyof typeof members]
     Object.defineProperty(Unified.prototype, key, { ...member, enumerable: false })
   }
+  disposableEverywhere(Unified.prototype as Disposable)
   // Without a constructor of its own the prototype inherits the plain one: `map`, `slice` and `subarray` give plain arrays, and
   // libraries that compare `x.constructor` accept ours.
   delete (Unified.prototype as { constructor?: unknown }).constructor

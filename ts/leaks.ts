@@ -1,5 +1,6 @@
 import { dirname, join, sep } from 'node:path'
 import { pathToFileURL } from 'node:url'
+import { isMainThread } from 'node:worker_threads'
 
 import { native } from './native.js'
 import { showBytes } from './stats.js'
@@ -73,10 +74,25 @@ export class Tracker {
 
 const reported = new Set<Tracker>()
 
-/** Reports a tracker's leaks on standard error when the process ends. */
+/** Reports a tracker's leaks on standard error when the process ends, also by a signal that would end it. */
 export function reportAtExit(tracker: Tracker): void {
-  if (reported.size === 0) process.once('exit', printReport)
+  if (reported.size === 0) {
+    process.once('exit', printReport)
+    if (isMainThread) for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) reportAtSignal(signal)
+  }
   reported.add(tracker)
+}
+
+function reportAtSignal(signal: NodeJS.Signals): void {
+  const listener = (): void => {
+    // The program listens itself: it decides, and the report comes when it exits.
+    if (process.listenerCount(signal) > 1) return
+    process.removeListener(signal, listener)
+    printReport()
+    process.removeListener('exit', printReport)
+    process.kill(process.pid, signal) // ends the process as it would have
+  }
+  process.on(signal, listener)
 }
 
 function printReport(): void {
@@ -86,5 +102,7 @@ function printReport(): void {
   const count = leaks.reduce((sum, leak) => sum + leak.count, 0)
   const lines = leaks.slice(0, 20).map((leak) => `${showBytes(leak.bytes)} in ${leak.count} from\n${leak.stack}`)
   if (leaks.length > 20) lines.push(`and ${leaks.length - 20} more places`)
-  process.stderr.write(`unimalloc: ${count} arrays with ${showBytes(bytes)} were not freed\n${lines.join('\n')}\n`)
+  process.stderr.write(
+    `unimalloc: ${count === 1 ? '1 array' : `${count} arrays`} with ${showBytes(bytes)} ${count === 1 ? 'was' : 'were'} not freed\n${lines.join('\n')}\n`,
+  )
 }

@@ -34,6 +34,16 @@ function loadFailure(error: unknown): Error | null {
   return null
 }
 
+/** The error for a binding that is something else. */
+export function notTheBinding(): UnimallocError {
+  return new UnimallocError(
+    'NATIVE_MISSING',
+    'what was loaded as the native part of unimalloc is something else, most often because a bundler has put a path in its place: leave unimalloc out of ' +
+      'the bundle (esbuild --external:unimalloc or --packages=external; webpack externals; serverExternalPackages in Next), or have ' +
+      '.node files copied (esbuild --loader:.node=copy)',
+  )
+}
+
 /** The error for a binding that did not load, which says why and what to do. */
 export function nativeMissing(cause: unknown): UnimallocError {
   const name = platform()

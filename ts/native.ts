@@ -1,4 +1,4 @@
-import { nativeMissing } from './native-missing.js'
+import { nativeMissing, notTheBinding } from './native-missing.js'
 import { watchThreadEnd } from './thread-end.js'
 
 /** The generated binding. Private: what is public is written by hand around it. */
@@ -16,8 +16,10 @@ function load(): Native {
   try {
     loaded = require('#native') as Native
   } catch (cause) {
-    throw nativeMissing(cause)
+    // The loader gets along with what is not there; it stumbles over what is no binding.
+    throw cause instanceof TypeError ? notTheBinding() : nativeMissing(cause)
   }
+  if (typeof loaded?.watchThreadEnd !== 'function') throw notTheBinding()
   watchThreadEnd(loaded)
   return loaded
 }

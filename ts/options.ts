@@ -54,10 +54,13 @@ export function bytes(what: string, value: Bytes, whole: () => number): number {
     if (value === Infinity) return value
     return count(what, value)
   }
+  if (typeof value === 'string' && /^\d+$/.test(value.trim())) return count(what, Number(value))
   const match = typeof value === 'string' ? /^(\d+(?:\.\d+)?)\s?(B|KiB|MiB|GiB|TiB|%)$/.exec(value.trim()) : null
   if (match === null) {
     if (typeof value === 'string' && value.trim() === 'Infinity') return Infinity
-    throw invalid(`${what} is ${show(value)}; write a number of bytes, '512MiB', '8GiB', '50%' or Infinity`)
+    throw invalid(
+      `${what} is ${show(value)}; write a number of bytes, '512MiB', '8GiB', '50%' or Infinity. The units are B, KiB, MiB, GiB and TiB`,
+    )
   }
   const amount = Number(match[1])
   const unit = match[2] as string
@@ -77,6 +80,9 @@ export interface CheckedAllocatorOptions {
   device: number
   track: boolean
 }
+
+/** The smallest segment. */
+const LEAST_LIMIT = 2 * 1024 * 1024
 
 const ALLOCATOR_KEYS = ['backend', 'policy', 'placement', 'maxBytes', 'device', 'track'] as const
 
@@ -117,11 +123,12 @@ export function trackFromEnvironment(): boolean {
 export function checkEnvironment(): void {
   const limit = process.env['UNIMALLOC_MAX_BYTES']?.trim()
   if (limit) {
-    bytes(
-      'the environment variable UNIMALLOC_MAX_BYTES',
-      /^\d+$/.test(limit) ? Number(limit) : (limit as Bytes),
-      totalmem,
-    )
+    const what = 'the environment variable UNIMALLOC_MAX_BYTES'
+    if (bytes(what, limit as Bytes, totalmem) < LEAST_LIMIT) {
+      throw invalid(
+        `${what} is ${show(limit)}; the least is 2MiB, for the allocator takes no less from the system at once`,
+      )
+    }
   }
   const capacity = process.env['UNIMALLOC_REGISTRY_CAPACITY']?.trim()
   if (capacity && !/^\+?0*[1-9]\d{0,14}$/.test(capacity)) {

@@ -4,7 +4,8 @@ import { UnimallocError } from './errors.js'
 import type { UnimallocErrorCode } from './errors.js'
 import type { Ledger } from './ledger.js'
 import { native, REFUSED } from './native.js'
-import { readStats, showBytes } from './stats.js'
+import { latestProcessLimit, readStats, showBytes } from './stats.js'
+import type { AllocatorStats } from './types.js'
 
 /** Codes for the allocator's reasons that are not a want of memory; `failure.rs` has their names. */
 const CODES: Record<string, UnimallocErrorCode> = {
@@ -34,11 +35,7 @@ export function allocationError(
     )
   }
   if (refusal === REFUSED.bufferRefused) {
-    return new UnimallocError(
-      'INVALID_ARGUMENT',
-      `the engine refused a buffer of ${showBytes(bytes)}; its limit is ${showBytes(constants.MAX_LENGTH)}: use several smaller ` +
-        'arrays, or a newer Node (22 and later allow more than 4 GiB)',
-    )
+    return tooLarge(bytes)
   }
   const reason = refusal === REFUSED.byLimit ? null : native().lastReason()
   const code = CODES[reason?.code ?? '']
@@ -54,17 +51,57 @@ export function allocationError(
   }
   native().countRefusal(account)
   const stats = readStats(account, ledger)
-  const cause =
-    refusal === REFUSED.byLimit
-      ? `the allocator's maxBytes of ${showBytes(stats.limitBytes)} would be exceeded`
-      : (reason?.message ?? 'the backend has no more memory')
+  const message = `${showBytes(bytes)} could not be allocated: `
+  const details = { stats }
+  const own = refusal === REFUSED.byLimit
+  const limit = own ? stats.limitBytes : processLimit(reason?.code)
+  if (bytes > limit) {
+    const raise = own ? 'maxBytes' : 'UNIMALLOC_MAX_BYTES'
+    return new UnimallocError(
+      'OUT_OF_MEMORY',
+      `${message}that is more than the limit of ${showBytes(limit)} allows in all. Ask for less, or raise ${raise}`,
+      details,
+    )
+  }
+  const cause = own
+    ? `the allocator's maxBytes of ${showBytes(limit)} would be exceeded`
+    : (reason?.message ?? 'the backend has no more memory')
+  return new UnimallocError('OUT_OF_MEMORY', `${message}${cause}. ${figuresOf(stats, own)}${adviceOn(stats)}`, details)
+}
+
+/** The error for a buffer that this engine cannot make. */
+export function tooLarge(bytes: number): UnimallocError {
   return new UnimallocError(
-    'OUT_OF_MEMORY',
-    `${showBytes(bytes)} could not be allocated: ${cause}. ` +
-      `Live are ${showBytes(stats.currentBytes)} in ${stats.currentCount} arrays, pending on the GPU ${showBytes(stats.pendingBytes)}, ` +
-      `cached ${showBytes(stats.cachedBytes)} (largest free block ${showBytes(stats.largestFreeBytes)}), limit ${showBytes(stats.limitBytes)}. ` +
-      'Free arrays when they are done, with `using` or free(). Arrays that are merely dropped are collected only when the ' +
-      'program yields to the event loop: `await` something in a loop that allocates. trim() gives cached memory back',
-    { stats },
+    'INVALID_ARGUMENT',
+    `the engine refused a buffer of ${showBytes(bytes)}; its limit is ${showBytes(constants.MAX_LENGTH)}: use several smaller ` +
+      'arrays, or a newer Node (22 and later allow more than 4 GiB)',
+  )
+}
+
+/** The ceiling that the backend kept to, where it was that. */
+function processLimit(reason: string | undefined): number {
+  return reason === 'BUDGET' ? latestProcessLimit() : Infinity
+}
+
+function figuresOf(stats: AllocatorStats, own: boolean): string {
+  const pending = stats.pendingBytes === 0 ? '' : `, pending on the GPU ${showBytes(stats.pendingBytes)}`
+  const cached =
+    stats.cachedBytes === 0
+      ? ''
+      : `, cached by the process ${showBytes(stats.cachedBytes)} (largest free block ${showBytes(stats.largestFreeBytes)})`
+  const kept =
+    stats.quarantinedCount === 0
+      ? ''
+      : `, kept for good after threads that ended ${showBytes(stats.quarantinedBytes)} in ${stats.quarantinedCount} blocks`
+  const arrays = stats.currentCount === 1 ? '1 array' : `${stats.currentCount} arrays`
+  const limit = own ? stats.limitBytes : Math.max(stats.limitBytes, latestProcessLimit())
+  return `Live are ${showBytes(stats.currentBytes)} in ${arrays}${pending}${cached}${kept}, limit ${showBytes(limit)}`
+}
+
+function adviceOn(stats: AllocatorStats): string {
+  if (stats.currentCount === 0 && stats.pendingBytes === 0) return ''
+  return (
+    '. Free arrays when they are done, with `using` or free(). Arrays that are merely dropped are collected only when the ' +
+    'program yields to the event loop: in a loop that allocates, `await` a timer or I/O'
   )
 }

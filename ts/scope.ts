@@ -1,6 +1,8 @@
 import type { Allocator } from './allocator.js'
 import { locate } from './arrays.js'
 import type { Block, Collector } from './buffers.js'
+import { disposableEverywhere, dispose } from './dispose.js'
+import { name } from './naming.js'
 import { invalid, UnimallocError } from './errors.js'
 import { end } from './release.js'
 import type { AllocOptions, ArrayType, Copied, TypedArray, UnifiedArray } from './types.js'
@@ -13,17 +15,34 @@ export interface Scope extends Disposable, Pick<Allocator, 'alloc' | 'allocUnsaf
   scope(): Scope
 }
 
-/** The scope behind the interface. It holds its arrays' buffers: they are not collected before it ends. */
-export class ArrayScope implements Scope, Collector {
+/** What a scope has to free. It holds its arrays' buffers: they are not collected before it ends. */
+export class Collected implements Collector {
+  readonly blocks = new Map<Block, ArrayBuffer>()
+  readonly children = new Set<ArrayScope>()
+
+  constructor(readonly parent: Collected | null) {}
+
+  /** Takes over a block. */
+  add(block: Block, buffer: ArrayBuffer): void {
+    block.scope = this
+    this.blocks.set(block, buffer)
+  }
+
+  drop(block: Block): void {
+    this.blocks.delete(block)
+  }
+}
+
+/** The scope behind the interface. */
+export class ArrayScope implements Scope {
   readonly #allocator: Allocator
-  readonly #parent: ArrayScope | null
-  readonly #blocks = new Map<Block, ArrayBuffer>()
-  readonly #children = new Set<ArrayScope>()
+  readonly #collected: Collected
   #ended = false
 
-  constructor(allocator: Allocator, parent: ArrayScope | null) {
+  constructor(allocator: Allocator, parent: Collected | null) {
     this.#allocator = allocator
-    this.#parent = parent
+    this.#collected = new Collected(parent)
+    parent?.children.add(this)
   }
 
   alloc<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
@@ -50,41 +69,26 @@ export class ArrayScope implements Scope, Collector {
   keep<T>(array: UnifiedArray<T>): UnifiedArray<T> {
     this.#check()
     const { block, buffer } = locate('keep', array as unknown as ArrayBufferView)
-    if (block.scope !== this)
+    const collected = this.#collected
+    if (block.scope !== collected)
       throw invalid('keep: the array was not allocated through this scope; call keep on the one it was')
-    this.#blocks.delete(block)
-    block.scope = this.#parent
-    this.#parent?.add(block, buffer)
+    collected.drop(block)
+    block.scope = collected.parent
+    collected.parent?.add(block, buffer)
     return array
   }
 
   scope(): Scope {
     this.#check()
-    const child = new ArrayScope(this.#allocator, this)
-    this.#children.add(child)
-    return child
-  }
-
-  /** Takes over a block. */
-  add(block: Block, buffer: ArrayBuffer): void {
-    block.scope = this
-    this.#blocks.set(block, buffer)
-  }
-
-  /** A scope inside this one has ended. */
-  forgetChild(child: ArrayScope): void {
-    this.#children.delete(child)
-  }
-
-  drop(block: Block): void {
-    this.#blocks.delete(block)
+    return new ArrayScope(this.#allocator, this.#collected)
   }
 
   /** Frees everything, also when one of the frees fails; the first error is thrown at the end. */
-  [Symbol.dispose](): void {
+  [dispose](): void {
     if (this.#ended) return
     this.#ended = true
-    this.#parent?.forgetChild(this)
+    const { parent, children, blocks: live } = this.#collected
+    parent?.children.delete(this)
     const errors: unknown[] = []
     const attempt = (free: () => void): void => {
       try {
@@ -93,24 +97,24 @@ export class ArrayScope implements Scope, Collector {
         errors.push(error)
       }
     }
-    for (const child of this.#children) attempt(() => child[Symbol.dispose]())
-    const blocks = Array.from(this.#blocks)
+    for (const child of children) attempt(() => child[dispose]())
+    const blocks = Array.from(live)
     for (let entry = blocks.pop(); entry !== undefined; entry = blocks.pop()) {
       const [block, buffer] = entry
       attempt(() => end(block, buffer))
     }
-    this.#blocks.clear()
+    live.clear()
     if (errors.length > 0) throw errors[0]
   }
 
   #collect<T extends UnifiedArray>(array: T): T {
     if (this.#ended) {
       // An out-of-memory handler has ended the scope meanwhile.
-      array[Symbol.dispose]()
+      array[dispose]()
       this.#check()
     }
     const { block, buffer } = locate('scope', array)
-    this.add(block, buffer)
+    this.#collected.add(block, buffer)
     return array
   }
 
@@ -118,3 +122,6 @@ export class ArrayScope implements Scope, Collector {
     if (this.#ended) throw new UnimallocError('DISPOSED', 'the scope has ended: allocate through a new one')
   }
 }
+
+disposableEverywhere(ArrayScope.prototype)
+name(ArrayScope, 'Scope')

@@ -34,6 +34,11 @@ export function readStats(account: number, ledger: Ledger | null): AllocatorStat
   }
 }
 
+/** The ceiling of the process, as the latest {@link readStats} found it. */
+export function latestProcessLimit(): number {
+  return figures[16] as number
+}
+
 /** Bytes in words, for messages. */
 export function showBytes(bytes: number): string {
   if (bytes === Infinity) return 'unlimited'

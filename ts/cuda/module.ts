@@ -1,6 +1,9 @@
+import { disposableEverywhere, dispose } from '../dispose.js'
 import { invalid, show, typed, UnimallocError } from '../errors.js'
+import { name } from '../naming.js'
 import { native } from '../native.js'
 import type { Native } from '../native.js'
+import { needsGpu, onGpu } from './needs-gpu.js'
 import { checkKeys, count } from '../options.js'
 import { packArguments } from './arguments.js'
 import type { KernelArgument } from './arguments.js'
@@ -67,13 +70,17 @@ export interface Kernel {
 /** Compiles CUDA C++ by NVRTC, or loads PTX text, and blocks the thread meanwhile. `COMPILE_FAILED` has the compiler's log. */
 export function compile(source: string, options: CompileOptions = {}): Module {
   const { device, name, flags } = checkCompile('compile', source, options)
-  return new LoadedModule(typed(() => native().moduleCompile(source, device, name, flags)))
+  return new LoadedModule(onGpu(() => typed(() => native().moduleCompile(source, device, name, flags))))
 }
 
 /** As {@link compile}, without blocking the event loop. */
 export async function compileAsync(source: string, options: CompileOptions = {}): Promise<Module> {
   const { device, name, flags } = checkCompile('compileAsync', source, options)
-  return new LoadedModule(await settled(native().moduleCompileAsync(source, device, name, flags)))
+  try {
+    return new LoadedModule(await settled(native().moduleCompileAsync(source, device, name, flags)))
+  } catch (error) {
+    throw needsGpu(error)
+  }
 }
 
 function checkCompile(what: string, source: unknown, options: CompileOptions): Required<CompileOptions> {
@@ -104,7 +111,7 @@ class LoadedModule implements Module {
     return new LoadedKernel(typed(() => native().moduleKernel(module, name)))
   }
 
-  [Symbol.dispose](): void {
+  [dispose](): void {
     this.#module = null
   }
 }
@@ -124,6 +131,9 @@ function sayThatLaunchesWait(): void {
 
 const LAUNCH_KEYS = ['args', 'block', 'sharedBytes', 'stream', 'unsafeConcurrent', 'grid', 'threads'] as const
 const MAX_DIM = 2 ** 32 - 1
+
+disposableEverywhere(LoadedModule.prototype)
+name(LoadedModule, 'Module')
 
 class LoadedKernel implements Kernel {
   readonly #kernel: NativeKernel
@@ -208,3 +218,5 @@ function streamOf(device: number): Stream {
   if (stream === undefined) streams.set(device, (stream = new Stream({ device })))
   return stream
 }
+
+name(LoadedKernel, 'Kernel')

@@ -1,7 +1,10 @@
 import { extentOf } from '../buffers.js'
+import { disposableEverywhere, dispose } from '../dispose.js'
 import { fromNative, invalid, show, typed, UnimallocError } from '../errors.js'
+import { name } from '../naming.js'
 import { native } from '../native.js'
 import type { Native } from '../native.js'
+import { onGpu } from './needs-gpu.js'
 import { checkKeys, count, oneOf } from '../options.js'
 import { rangeOf } from './range.js'
 import { bindStream, streamHandle, unbindStream } from './stream-handle.js'
@@ -27,7 +30,7 @@ export class Stream implements Disposable {
     if ((options as unknown) === INTERNAL) return
     checkKeys('new Stream', options, ['device'])
     const device = count('new Stream: device', options.device ?? 0, 65535)
-    const handle = typed(() => native().streamCreate(device))
+    const handle = onGpu(() => typed(() => native().streamCreate(device)))
     bindStream(this, () => handle)
   }
 
@@ -38,7 +41,7 @@ export class Stream implements Disposable {
   static from(handle: bigint): Stream {
     if (typeof handle !== 'bigint') throw invalid(`Stream.from: the handle is ${show(handle)}; pass a bigint`)
     const stream = new Stream(INTERNAL as never)
-    const found = typed(() => native().streamFrom(handle))
+    const found = onGpu(() => typed(() => native().streamFrom(handle)))
     bindStream(stream, () => found)
     return stream
   }
@@ -47,7 +50,7 @@ export class Stream implements Disposable {
     makeDefaultStream = () => {
       const stream = new Stream(INTERNAL as never)
       let handle: ReturnType<Native['streamDefault']> | undefined
-      bindStream(stream, () => (handle ??= typed(() => native().streamDefault(0))))
+      bindStream(stream, () => (handle ??= onGpu(() => typed(() => native().streamDefault(0)))))
       stream.#disposable = false
       return stream
     }
@@ -125,7 +128,7 @@ export class Stream implements Disposable {
   }
 
   /** Ends the use of the stream; queued work still completes. A second call does nothing. The default stream refuses. */
-  [Symbol.dispose](): void {
+  [dispose](): void {
     if (!this.#disposable) throw invalid('the default stream serves the whole program and is not disposed')
     unbindStream(this)
   }
@@ -168,7 +171,7 @@ export class Event implements Disposable {
   }
 
   /** Lets the event go. A second call does nothing. */
-  [Symbol.dispose](): void {
+  [dispose](): void {
     this.#handle = null
   }
 
@@ -194,3 +197,8 @@ export async function settled<T>(promise: Promise<T>): Promise<T> {
     throw fromNative(error)
   }
 }
+
+disposableEverywhere(Stream.prototype)
+disposableEverywhere(Event.prototype)
+name(Stream, 'Stream')
+name(Event, 'Event')
