@@ -136,11 +136,17 @@ pub(crate) fn defer(
             others.fetch_sub(1, AcqRel);
         }
     }
-    if others.fetch_sub(1, AcqRel) == 1 {
-        return Deferred::Passed(slot::PENDING);
+    match one_less(&others, false) {
+        Some(End::Passed) => Deferred::Passed(slot::PENDING),
+        Some(End::Lost) => {
+            count_lost(span);
+            Deferred::Pending
+        }
+        None => {
+            count_extra(span, -1); // one of the entries is the block itself
+            Deferred::Pending
+        }
     }
-    count_extra(span, -1); // one of the entries is the block itself
-    Deferred::Pending
 }
 
 fn count_extra(span: &Span, entries: isize) {
@@ -199,15 +205,43 @@ fn take_back(track: &Track, mark: u64, mut fits: impl FnMut(&'static Span) -> bo
     Some(block)
 }
 
+/// In [`Pending::others`]: one of the streams will never be known to have passed.
+const ONE_LOST: usize = 1 << (usize::BITS - 1);
+
+/// What became of a block, once the last of its streams has said.
+enum End {
+    Passed,
+    /// Some stream may use it for ever.
+    Lost,
+}
+
+/// One stream less to wait for; `lost` if it can never be known to have passed. `None` while there are others.
+fn one_less(others: &AtomicUsize, lost: bool) -> Option<End> {
+    let flag = if lost { ONE_LOST } else { 0 };
+    let less = |waits: usize| Some((waits - 1) | flag);
+    let (Ok(before) | Err(before)) = others.fetch_update(AcqRel, Relaxed, less);
+    match (before & !ONE_LOST, (before | flag) & ONE_LOST) {
+        (1, 0) => Some(End::Passed),
+        (1, _) => Some(End::Lost),
+        _ => None,
+    }
+}
+
 impl Pending {
-    /// One of its streams has passed: whether that was the last.
-    fn is_last(&self) -> bool {
-        let last = self.others.as_ref().is_none_or(|others| others.fetch_sub(1, AcqRel) == 1);
-        if !last {
+    /// One of its streams has passed, or is lost: what becomes of the block, if that was the last.
+    fn end(&self, lost: bool) -> Option<End> {
+        let Some(others) = &self.others else { return Some(if lost { End::Lost } else { End::Passed }) };
+        let end = one_less(others, lost);
+        if end.is_none() {
             count_extra(self.span, -1);
         }
-        last
+        end
     }
+}
+
+fn count_lost(span: &Span) {
+    SUMS.lost_blocks.fetch_add(1, Relaxed);
+    SUMS.lost_bytes.fetch_add(span.block(), Relaxed);
 }
 
 /// Takes a passed block over if it keeps its span.
@@ -233,23 +267,28 @@ fn release_passed(home: Home, span: &'static Span, index: u16, take: Take<'_>) {
 /// What becomes of blocks whose stream has passed them: those that wait for no other are free.
 pub(super) fn pass(batch: Batch, take: Take<'_>) {
     for block in batch.blocks {
-        if block.is_last() {
-            let bytes = block.span.block();
-            release_passed(block.home, block.span, block.index, take);
-            if let Some(Notify { call, tag }) = block.notify {
-                call(tag, bytes);
-            }
-        }
+        finish(block, false, take);
     }
 }
 
 /// What becomes of blocks that nobody can say any more when the GPU is done with.
 pub(super) fn lose(batch: Batch) {
     for block in batch.blocks {
-        if block.is_last() {
-            SUMS.lost_blocks.fetch_add(1, Relaxed);
-            SUMS.lost_bytes.fetch_add(block.span.block(), Relaxed);
+        finish(block, true, &mut |_, _| false);
+    }
+}
+
+fn finish(block: Pending, lost: bool, take: Take<'_>) {
+    match block.end(lost) {
+        Some(End::Passed) => {
+            let bytes = block.span.block();
+            release_passed(block.home, block.span, block.index, take);
+            if let Some(Notify { call, tag }) = block.notify {
+                call(tag, bytes);
+            }
         }
+        Some(End::Lost) => count_lost(block.span),
+        None => {}
     }
 }
 

@@ -23,10 +23,9 @@ use crate::cuda::{CudaError, CudaErrorKind, Fence};
 use crate::pool::Urgency;
 use crate::sync::{lock, wait, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering::Relaxed};
 
-/// A batch closes by itself at this many blocks, or at this many segments' worth of bytes: with a segment at an eighth of
-/// what the process may hold, a quarter of that.
+/// A batch closes by itself at this many blocks, or at a segment's worth of bytes, which is at most an eighth of what the
+/// process may hold. So much finds room in a heap's cache when it comes back.
 const BATCH_BLOCKS: usize = 64;
-const BATCH_SEGMENTS: usize = 2;
 /// Somebody who needs memory closes a batch from this many blocks on, if none is on its way, or one that so many have
 /// looked at: an event costs about a microsecond, and so does asking for it.
 const WORTH_CLOSING: usize = 32;
@@ -159,7 +158,7 @@ impl Track {
         if queue.mark != mark {
             return false;
         }
-        let (bytes, full) = (block.span.block(), BATCH_SEGMENTS * block.home.segment_bytes());
+        let (bytes, full) = (block.span.block(), block.home.segment_bytes());
         self.count(&mut queue, 1, bytes as isize);
         queue.open.bytes += bytes;
         queue.open.blocks.push(block);

@@ -30,8 +30,6 @@ const CACHE_BYTES: usize = 128 << 10;
 const MAX_CACHED: usize = 2048;
 /// Entries at first.
 const FIRST: usize = 128;
-/// The same once blocks came back that had waited for the GPU: they come in batches, which should find room.
-const WIDE_BYTES: usize = 16 << 20;
 
 impl Bin {
     /// Without a cache (`cached` false) every allocation goes to a span's free list, and verifies it.
@@ -122,10 +120,10 @@ impl Bin {
         }
     }
 
-    /// Makes room for batches of blocks that waited for the GPU.
-    pub fn widen(&mut self) {
+    /// Makes room for blocks that waited for the GPU, which come back in batches of so many bytes.
+    pub fn widen(&mut self, bytes: usize) {
         if self.limit != 0 {
-            let wide = (WIDE_BYTES / class_size(usize::from(self.class))).min(FIRST);
+            let wide = (bytes / class_size(usize::from(self.class))).min(FIRST);
             self.limit = self.limit.max(wide as u16);
         }
     }

@@ -278,7 +278,7 @@ impl Heap {
             let ours = span.keeper() == self.id();
             if ours {
                 if let Some(bin) = self.bins.get_mut(usize::from(span.bin())) {
-                    bin.widen();
+                    bin.widen(home.segment_bytes());
                 }
                 self.free_kept(span, index);
             }
