@@ -298,28 +298,33 @@ impl Home {
 
     // ---- regions: what the backend gives and takes ----
 
-    /// A region whose base is aligned to 2 MiB. Null from the backend is tried again once after cached memory was
-    /// given back, as much as is needed.
+    /// A region whose base is aligned to 2 MiB. Null from the backend is tried again after pending frees were waited for and
+    /// cached memory was given back, as much as is needed.
     fn obtain(self, bytes: usize, place: Place) -> Option<(Region, usize)> {
-        let short = |error| {
-            matches!(
+        /// Another thread may get what was given back first, and its own memory comes back meanwhile: below a ceiling it is
+        /// worth trying again, as long as anything comes back.
+        const TRIES: usize = 16;
+        let mut obtained = self.try_obtain(bytes, place);
+        for _ in 0..TRIES {
+            let Err(error) = obtained else { break };
+            if !matches!(
                 error,
                 AllocError::Budget
                     | AllocError::OutOfMemory
                     | AllocError::RegistryFull
                     | AllocError::Driver(2)
-            )
-        };
-        let obtained = self.try_obtain(bytes, place).or_else(|error| {
-            if !short(error) {
-                return Err(error);
+            ) {
+                break;
             }
             let reclaimed = self.reclaim(Urgency::Wait);
             if self.release_cached(bytes) == 0 && !reclaimed {
-                return Err(error);
+                break;
             }
-            self.try_obtain(bytes, place)
-        });
+            obtained = self.try_obtain(bytes, place);
+            if error != AllocError::Budget {
+                break;
+            }
+        }
         obtained.map_err(set_last_error).ok()
     }
 
