@@ -224,8 +224,6 @@ impl Ending {
 /// # Safety
 /// `env` is the current environment, on its own thread.
 unsafe fn post_sentinel(env: sys::napi_env) {
-    /// No byte of it is looked at.
-    static BYTE: u8 = 0;
     let is_wanted =
         ENDING.with_borrow(|ending| ending.as_ref().is_some_and(|ending| ending.watched > ending.covered));
     if !is_wanted {
@@ -233,9 +231,11 @@ unsafe fn post_sentinel(env: sys::napi_env) {
     }
     let name = SENTINELS.get() + 1;
     let mut buffer = ptr::null_mut();
-    // SAFETY: the caller's promise. The byte is always there; JavaScript never sees the buffer, so that nobody writes to it.
+    // A byte of its own: engines have not always borne with two buffers over the same.
+    let data = Box::into_raw(Box::new(0_u8)).cast();
+    // SAFETY: the caller's promise. The byte is there until the finalizer frees it. If no buffer could be made, it is not freed: whether the engine
+    // has run the finalizer cannot be known.
     let made = unsafe {
-        let data = ptr::from_ref(&BYTE).cast_mut().cast();
         let name = ptr::without_provenance_mut(name);
         sys::napi_create_external_arraybuffer(env, data, 1, Some(sentinel_ends), name, &mut buffer)
     };
@@ -253,7 +253,9 @@ unsafe fn post_sentinel(env: sys::napi_env) {
     drop(old.map(ManuallyDrop::into_inner));
 }
 
-unsafe extern "C" fn sentinel_ends(_env: sys::napi_env, _data: *mut c_void, name: *mut c_void) {
+unsafe extern "C" fn sentinel_ends(_env: sys::napi_env, data: *mut c_void, name: *mut c_void) {
+    // SAFETY: the byte that `post_sentinel` boxed; the engine calls this once.
+    drop(unsafe { Box::from_raw(data.cast::<u8>()) });
     // An earlier one was merely collected; the latest is referred to.
     if name.addr() != SENTINELS.get() {
         return;
