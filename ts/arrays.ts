@@ -1,3 +1,5 @@
+import { Buffer } from 'node:buffer' // a realm of its own has none
+
 import { Block, adopt, bufferOf, contentOfBuffer, extentOf, isDetached, tagOf } from './buffers.js'
 import type { Content, Owner } from './buffers.js'
 import { invalid, show, UnimallocError } from './errors.js'

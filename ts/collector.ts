@@ -1,3 +1,5 @@
+import { setImmediate } from 'node:timers'
+
 import { native } from './native.js'
 
 let hasCollected = false

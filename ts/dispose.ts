@@ -1,10 +1,15 @@
 /**
- * The key under which `using` finds what to call. Where an engine or a context has no `Symbol.dispose`, as `node:vm` contexts of Node 20, compilers
- * that translate `using` look for the registered symbol instead.
+ * Node 20 gives `Symbol.dispose` to its main realm alone: in one of `vm`, as Jest and Vitest make for each test file, a class would get a
+ * method called "undefined". There it is a registered symbol, the same in all realms.
  */
-export const dispose: typeof Symbol.dispose = (Symbol.dispose ?? Symbol.for('Symbol.dispose')) as typeof Symbol.dispose
+if ((Symbol as { dispose?: symbol }).dispose === undefined) {
+  Object.defineProperty(Symbol, 'dispose', { value: Symbol.for('nodejs.dispose') })
+}
 
-/** Lets objects of a prototype be disposed by code from such a context too. */
+/** The key under which `using` finds what to call. */
+export const dispose: typeof Symbol.dispose = Symbol.dispose
+
+/** Lets objects of a prototype be disposed by code of esbuild's too: in a realm without `Symbol.dispose` it asks for another registered symbol. */
 export function disposableEverywhere(prototype: Disposable): void {
   const registered = Symbol.for('Symbol.dispose')
   if (registered === (dispose as symbol)) return

@@ -30,13 +30,15 @@ function settle(): void {
   for (let round = 0; round < 2 && native().areFinalizersDue(); round++) native().collectGarbage()
 }
 
+const soon = Promise.resolve()
+
 let isScheduled = false
 
 /** To be called for each buffer over a block of its own. At the end of the turn native code sees to those that were made in it. */
 export function noteBuffer(bytes: number): void {
   if (!isWatched || isScheduled || bytes >= LARGE) return
   isScheduled = true
-  queueMicrotask(cover)
+  void soon.then(cover)
 }
 
 function cover(): void {
