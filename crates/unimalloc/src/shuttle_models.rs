@@ -194,7 +194,7 @@ fn end(home: Home) {
 fn try_take(heap: &mut Heap, key: BinKey, size: usize) -> usize {
     let class = class_of(size);
     let at = heap.bins_of(key) + class;
-    let address = heap.alloc(at);
+    let address = heap.alloc(at, 0);
     if address != 0 {
         world(|world| world.hand_out(address, class_size(class)));
     }

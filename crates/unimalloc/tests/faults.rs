@@ -40,7 +40,7 @@ fn work<B: ThreadSlots>() {
 /// The books add up and agree with the backend's own.
 fn audit_against<B: ThreadSlots>(held: (usize, usize)) {
     let audit = audit::<B>().unwrap_or_else(|what| panic!("{what}"));
-    assert_eq!(audit.live_blocks, 0);
+    assert_eq!(audit.live_blocks, 0, "{audit:?}");
     assert_eq!(stats::<B>().reserved_bytes, held.1);
 }
 

@@ -87,13 +87,16 @@ impl Request {
         let home = heap.home;
         let (address, block, mut is_zero) = match self.class(home) {
             Some(class) => {
-                let at = heap.bins_of(self.key) + class;
-                (heap.alloc(at), class_size(class), false)
+                let (at, block) = (heap.bins_of(self.key) + class, class_size(class));
+                (heap.alloc(at, block - self.size), block, false)
             }
             None => {
                 let (key, lane) = (self.key.pool_key(), self.key.policy as u8);
                 match home.take_dedicated(key, self.size, self.align, lane) {
-                    Some((span, is_zero)) => (span.base(), span.block(), is_zero),
+                    Some((span, is_zero)) => {
+                        span.set_slack(0, span.block() - self.size);
+                        (span.base(), span.block(), is_zero)
+                    }
                     None => (0, 0, false),
                 }
             }
@@ -102,7 +105,6 @@ impl Request {
             return ptr::null_mut();
         }
         let block_start = address as *mut u8;
-        let slack = block - self.size;
         let usable =
             if self.key.policy.encoded() { self.size - redzone::bytes(self.key.policy) } else { block };
         if let Some(stream) = stream {
@@ -122,7 +124,7 @@ impl Request {
         // SAFETY: the block is live, `block` bytes long, and nobody else's until we return it.
         let ready = unsafe {
             (!self.zeroed || is_zero || (home.ops.fill)(block_start, 0, usable))
-                && (!self.key.policy.encoded() || self.guard(home, address, usable, slack))
+                && redzone::write(home.ops, block_start, usable, self.key.policy)
         };
         if !ready {
             // SAFETY: nobody has seen the block. A failure to fill it (a lost context) is what the caller hears of.
@@ -130,20 +132,6 @@ impl Request {
             return ptr::null_mut();
         }
         block_start
-    }
-
-    /// Puts a redzone behind the first `usable` bytes of a new Hardened block. False if the backend could not.
-    ///
-    /// # Safety
-    /// The block at `address` is live and the caller's, and has room for the redzone.
-    unsafe fn guard(self, home: Home, address: usize, usable: usize, slack: usize) -> bool {
-        let Some((span, (index, _))) = span_of(address).and_then(|span| Some((span, span.slot_at(address)?)))
-        else {
-            return false; // not with a live block
-        };
-        span.set_slack(index as u16, slack);
-        // SAFETY: the caller's promise.
-        unsafe { redzone::write(home.ops, address as *mut u8, usable, self.key.policy) }
     }
 }
 
@@ -206,9 +194,10 @@ pub(crate) unsafe fn release(
     }
     let policy = Policy::from_lane(span.lane.load(Relaxed));
     if policy.poisons() {
-        word = take_for_contents(home, span, index, word)?;
+        let usable = take_for_contents(home, span, index, word)?;
+        word = slot::PENDING;
         // SAFETY: the word says PENDING and is ours, so that no other free touches the contents meanwhile.
-        unsafe { clear_contents(home, span, index, policy) }?;
+        unsafe { clear_contents(home, span, index, usable, policy) }?;
     }
     if is_dedicated(span) {
         home.free_dedicated(span, word)?;
@@ -226,30 +215,31 @@ pub(crate) unsafe fn release(
 }
 
 /// Of several threads that free a block whose contents must be seen to, lets one do it: the one that turns its word to
-/// PENDING. A loser that went on would poison what the winner's successor owns by then.
-fn take_for_contents(home: Home, span: &'static Span, index: usize, word: u16) -> Result<u16, FreeError> {
+/// PENDING. A loser that went on would poison what the winner's successor owns by then. Answers the block's usable bytes.
+fn take_for_contents(home: Home, span: &'static Span, index: usize, word: u16) -> Result<usize, FreeError> {
     if word == slot::PENDING {
-        return Ok(word); // it was deferred, and is ours already
+        return Ok(span.usable(index as u16)); // it was deferred, and is ours already
     }
-    if !span.verify(index as u16) {
+    let Some(usable) = span.verified_usable(index as u16) else {
         home.pools.report_corruption();
         return Err(FreeError::Corrupted);
-    }
+    };
     let taken = span.slots()[index].compare_exchange(word, slot::PENDING, AcqRel, Relaxed);
-    taken.map(|_| slot::PENDING).map_err(|_| FreeError::DoubleFree)
+    taken.map(|_| usable).map_err(|_| FreeError::DoubleFree)
 }
 
 /// Checks the redzone and poisons the rest. Where the redzone was written to, the block becomes live again.
 ///
 /// # Safety
-/// The block's word says PENDING, set by the caller.
+/// The block's word says PENDING, set by the caller, and `usable` are its usable bytes.
 unsafe fn clear_contents(
     home: Home,
     span: &'static Span,
     index: usize,
+    usable: usize,
     policy: Policy,
 ) -> Result<(), FreeError> {
-    let (block, usable) = (span.address(index as u16) as *mut u8, span.usable(index as u16));
+    let block = span.address(index as u16) as *mut u8;
     // SAFETY: the block is the caller's alone, and `usable` leaves room for the redzone.
     if unsafe { redzone::check_and_poison(home.ops, block, usable, policy) } {
         return Ok(());

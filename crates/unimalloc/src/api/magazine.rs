@@ -88,7 +88,7 @@ pub fn borrow<B: ThreadSlots>(
     with_own_heap::<B, _>(|heap| {
         let at = heap.bins_of(key) + class;
         for lent in 0..count {
-            let address = heap.alloc(at);
+            let address = heap.alloc(at, 0);
             let found = crate::pool::span_of(address).and_then(|span| Some((span, span.slot_at(address)?)));
             let Some((span, (index, word))) = found else {
                 return if lent > 0 {

@@ -83,12 +83,21 @@ impl<'a> Coded<'a> {
         self.tags[at].store(self.mac(index, state), Relaxed);
     }
 
+    /// Makes a block live, with its slack.
+    #[inline(always)]
+    pub fn set_live(&self, index: u16, slack: u16) {
+        self.words[usize::from(index)].store(slot::LIVE, Relaxed);
+        self.set_slack(index, slack);
+    }
+
     /// Notes the slack of a live block.
+    #[inline(always)]
     pub fn set_slack(&self, index: u16, slack: u16) {
         self.tags[usize::from(index)].store(self.mac(index, slot::LIVE) ^ slack, Relaxed);
     }
 
     /// The slack of a block that is live, or was and is not free yet.
+    #[inline(always)]
     pub fn slack(&self, index: u16) -> u16 {
         self.tags[usize::from(index)].load(Relaxed) ^ self.mac(index, slot::LIVE)
     }

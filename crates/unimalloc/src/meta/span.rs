@@ -399,14 +399,23 @@ impl Span {
         }
     }
 
-    /// Whether the block's slot word is as we left it; always true without tags.
-    pub(crate) fn verify(&self, index: u16) -> bool {
-        self.coded().is_none_or(|coded| match self.slots[usize::from(index)].load(Relaxed) {
-            word if slot::is_live(word) && self.capacity() > 1 => {
-                usize::from(coded.slack(index)) < self.block()
+    /// Makes a block live; if it is a Hardened one, with its [slack](Self::slack).
+    pub(crate) fn set_live(&self, index: u16, slack: usize) {
+        match self.coded() {
+            Some(coded) if self.capacity() > 1 => {
+                debug_assert!(slack <= self.most_slack());
+                coded.set_live(index, slack as u16);
             }
-            _ => coded.verify(index),
-        })
+            _ => {
+                self.set_state(index, slot::LIVE);
+                self.slack.store(slack, Relaxed);
+            }
+        }
+    }
+
+    /// Whether a free block's slot word is as we left it; always true without tags.
+    pub(crate) fn verify(&self, index: u16) -> bool {
+        self.coded().is_none_or(|coded| coded.verify(index))
     }
 
     /// Bytes of a live Hardened block behind its redzone; of a block that is not free yet, too. Meaningless for others.
@@ -427,6 +436,18 @@ impl Span {
             room.saturating_sub(self.slack(index))
         } else {
             room
+        }
+    }
+
+    /// As [`usable`](Self::usable) of a live block, if its slot word and tag are as we left them.
+    pub(crate) fn verified_usable(&self, index: u16) -> Option<usize> {
+        match self.coded() {
+            Some(coded) if self.capacity() > 1 => {
+                let room = self.block() - redzone::bytes(Policy::Hardened);
+                room.checked_sub(usize::from(coded.slack(index))).filter(|usable| *usable > 0)
+            }
+            Some(coded) if !coded.verify(index) => None,
+            _ => Some(self.usable(index)),
         }
     }
 

@@ -129,8 +129,8 @@ impl Heap {
         Some(block.address)
     }
 
-    /// A block of bin `at`, or 0 with the reason in `last_error`.
-    pub(crate) fn alloc(&mut self, at: usize) -> usize {
+    /// A block of bin `at`, or 0 with the reason in `last_error`. Of a Hardened one, `slack` bytes lie behind its redzone.
+    pub(crate) fn alloc(&mut self, at: usize, slack: usize) -> usize {
         let bin = &mut self.bins[at];
         if let Some(block) = bin.pop() {
             if usize::from(bin.class) > SHARED_CLASS {
@@ -140,18 +140,18 @@ impl Heap {
             return block.address;
         }
         if let (true, Some(span)) = (bin.is_cacheless(), bin.partial) {
-            if let Some(address) = self.take_listed(at, span) {
+            if let Some(address) = self.take_listed(at, span, slack) {
                 return address;
             }
         }
-        self.refill(at)
+        self.refill(at, slack)
     }
 
     /// A block off a span's list, live, for a bin without a cache: there each allocation comes this way. `None`, with nothing
     /// done, where the refill has to look: at a span without free blocks, or one whose list does not verify.
-    fn take_listed(&mut self, at: usize, span: &'static Span) -> Option<usize> {
+    fn take_listed(&mut self, at: usize, span: &'static Span, slack: usize) -> Option<usize> {
         let index = span.pop().ok().flatten()?;
-        span.set_state(index, slot::LIVE);
+        span.set_live(index, slack);
         match span.first_listed() {
             // The next one's contents are written when it is handed out, and those kept back after it pushed it out of the
             // processor's nearest caches.
@@ -163,15 +163,15 @@ impl Heap {
     }
 
     #[cold]
-    fn refill(&mut self, at: usize) -> usize {
+    fn refill(&mut self, at: usize, slack: usize) -> usize {
         self.limit_quarantine();
         let mut looked = false;
         loop {
             if self.bins[at].len() > 0 {
-                return self.alloc(at); // what came back went to the cache
+                return self.alloc(at, slack); // what came back went to the cache
             }
             if let Some(span) = self.bins[at].partial {
-                if let Some(address) = self.take_batch(at, span) {
+                if let Some(address) = self.take_batch(at, span, slack) {
                     return address;
                 }
                 continue; // the span had nothing and is parked now
@@ -193,7 +193,7 @@ impl Heap {
     }
 
     /// Moves a batch of `span`'s blocks to the cache and returns one more, live.
-    fn take_batch(&mut self, at: usize, span: &'static Span) -> Option<usize> {
+    fn take_batch(&mut self, at: usize, span: &'static Span, slack: usize) -> Option<usize> {
         if !span.has_free() {
             self.drain(span);
         }
@@ -218,7 +218,7 @@ impl Heap {
             self.park(at, span);
         }
         first.map(|index| {
-            span.set_state(index, slot::LIVE);
+            span.set_live(index, slack);
             span.address(index)
         })
     }
