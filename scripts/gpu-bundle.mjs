@@ -13,6 +13,7 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs'
+import { isBuiltin } from 'node:module'
 import { basename, dirname, join } from 'node:path'
 import { addonFiles, build } from './build.mjs'
 import { copyPackages } from './gpu-bundle/packages.mjs'
@@ -36,6 +37,7 @@ const packages = [
   'tinybench',
   '@julusian/jpeg-turbo',
   'cli-progress',
+  'fast-check',
   'image-size',
   'koffi',
   'pngjs',
@@ -124,6 +126,27 @@ async function copyJavaScript() {
   }
 }
 
+/** A test or an example that imports what is not there would fail on a machine that has no network to get it. */
+function checkImports() {
+  const missing = new Set()
+  for (const folder of ['__test__', 'examples']) {
+    for (const file of readdirSync(join(stage, folder), { recursive: true })) {
+      if (!/\.[cm]?js$/.test(file)) continue
+      const text = readFileSync(join(stage, folder, file), 'utf8')
+      for (const [, name] of text.matchAll(/^import (?:[^'"]* from )?['"]([^'".#/][^'"]*)['"]/gm)) {
+        const packageName = name
+          .split('/')
+          .slice(0, name.startsWith('@') ? 2 : 1)
+          .join('/')
+        const there = isBuiltin(name) || name === 'unimalloc' || existsSync(join(stage, 'node_modules', packageName))
+        if (!there) missing.add(`${packageName} (${folder}/${file})`)
+      }
+    }
+  }
+  if (missing.size > 0)
+    throw new SetupError(`Not in the archive, but imported: ${[...missing].join(', ')}; add it to "packages".`)
+}
+
 function copyPackage() {
   cpSync(join(root, 'dist'), join(stage, 'dist'), { recursive: true, filter: (path) => !path.endsWith('.map') })
   for (const name of [...addonFiles(), 'native.cjs', 'LICENSE-MIT', 'LICENSE-APACHE']) {
@@ -163,6 +186,7 @@ await runScript(async () => {
   copyNode()
   copyPackage()
   await copyJavaScript()
+  checkImports()
   copyRust()
   for (const name of ['run.sh', 'run.mjs', 'README.txt'])
     copyFileSync(join(root, 'scripts', 'gpu-bundle', name), join(stage, name))
