@@ -9,7 +9,7 @@ const directory = fakeCudaDirectory()
 const test = directory === null ? anyTest.skip : anyTest.serial
 
 const PRELUDE = `
-  const { alloc, allocUnsafe, Allocator, cuda, CudaUnifiedBackend, isCudaAvailable, lastError, pointerOf, UnimallocError, whyNoCuda } = require('unimalloc')
+  const { alloc, allocUnsafe, Allocator, attach, cuda, CudaUnifiedBackend, isCudaAvailable, lastError, pointerOf, share, UnimallocError, whyNoCuda } = require('unimalloc')
   const code = (call) => { try { return call() ?? 'nothing' } catch (error) { return error instanceof UnimallocError ? error.code : String(error) } }
   const rejected = (promise) => promise.then(() => 'nothing', (error) => error instanceof UnimallocError ? error.code : String(error))
   const SOURCE = \`
@@ -247,6 +247,25 @@ test('an array freed while a kernel uses it is pending, and its memory is used a
     const after = Array.from({ length: 300 }, () => own.alloc(Float32Array, 1000))
     show(after.some((other) => other.pointer === pointer))`,
     [[0, 0, true], [false], [true, 0], [true]],
+  )
+})
+
+test('the stream that one of two arrays was freed with counts when the other is freed', async (t) => {
+  await shows(
+    t,
+    `
+    const own = new Allocator()
+    const module = cuda.compile(SOURCE)
+    const stream = new cuda.Stream()
+    const array = own.alloc(Float32Array, 1000)
+    const again = attach(share(array))
+    module.kernel('spin').launch({ grid: 1, block: 1, args: [{ u32: 150 }], stream })
+    array.free({ stream })
+    again.free()
+    show(own.stats().currentCount, own.stats().pendingBytes >= 4000)
+    own.trim() // waits
+    show(own.stats().pendingBytes)`,
+    [[0, true], [0]],
   )
 })
 

@@ -156,6 +156,66 @@ test('attach in the same thread gives another array over the same buffer', (t) =
   t.is(own.stats().currentCount, 0)
 })
 
+test('what one of several arrays was freed with, the memory waits for, whichever goes last and however', async (t) => {
+  const turn = () => new Promise((resolve) => setImmediate(resolve))
+  const ends: Record<string, (own: Allocator, again: Disposable & { free(): void }) => void> = {
+    'by hand': (_, again) => again.free(),
+    'with its allocator': (own) => own[Symbol.dispose](),
+  }
+  for (const [name, end] of Object.entries(ends)) {
+    for (const length of [100, 100_000]) {
+      for (const how of ['alloc', 'allocUnsafe'] as const) {
+        const what = `${name}, ${how}, ${length}`
+        const own = host()
+        const array = own[how](Uint8Array, length)
+        const again = attach(share(array))
+        const settle: (() => void)[] = []
+        const operation = () => new Promise<void>((resolve) => settle.push(resolve))
+        array.free({ after: operation() })
+        t.true(array.freed, what)
+        t.is(again.length, length, what)
+        const third = attach(share(again))
+        third.free({ after: operation() })
+        end(own, again)
+        t.true(again.freed, what)
+        t.is(own.stats().currentCount, 1, what)
+        settle[1]?.()
+        await turn()
+        t.is(own.stats().currentCount, 1, what)
+        settle[0]?.()
+        await turn()
+        t.is(own.stats().currentCount, 0, what)
+      }
+    }
+  }
+})
+
+test('an operation that is over, and one that frees the other array when it is looked at, hold nothing up', async (t) => {
+  const own = host()
+  const array = own.alloc(Uint8Array, 100)
+  const again = attach(share(array))
+  array.free({ after: Promise.reject(new Error('read failed')) })
+  await new Promise((resolve) => setImmediate(resolve))
+  again.free()
+  t.is(own.stats().currentCount, 0)
+
+  const other = own.alloc(Uint8Array, 100)
+  const last = attach(share(other))
+  let looks = 0
+  const operation = {
+    // oxlint-disable-next-line unicorn/no-thenable -- it is what the option takes
+    get then() {
+      // The first look is whether it is a promise at all.
+      if (looks++ > 0 && !last.freed) last.free()
+      return (resolve: () => void) => resolve()
+    },
+  }
+  other.free({ after: operation as PromiseLike<unknown> })
+  await new Promise((resolve) => setImmediate(resolve))
+  t.true(last.freed)
+  t.is(own.stats().currentCount, 0)
+})
+
 test('the token is small, cloneable, and carries no address', (t) => {
   const own = host()
   const array = own.alloc(Uint8Array, 100)

@@ -6,7 +6,7 @@ import { hot } from './hot.js'
 import { native } from './native.js'
 import { streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
-import { forgetShared } from './shared-blocks.js'
+import { forgetShared, noteUnfinished, unfinishedOf } from './shared-blocks.js'
 import { retireIfDetached } from './slabs.js'
 import { leaving } from './thread-end.js'
 import type { FreeOptions } from './types.js'
@@ -19,7 +19,8 @@ const FREE_KEYS = ['stream', 'after'] as const
  */
 export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeOptions = AT_ONCE): void {
   if (block.arrays > 1) {
-    // Other arrays of this thread are over the same buffer.
+    // Other arrays of this thread are over the same buffer: the last of them waits for what this one is told of.
+    if (block.handle !== 0) noteUses(block, buffer, options)
     block.arrays--
     return
   }
@@ -30,10 +31,8 @@ export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeO
   if (block.slab !== null && retireIfDetached(block.slab)) {
     throw invalid('free: the slab that the array lies in was detached: its bytes are elsewhere, and its memory is kept')
   }
-  const { stream, after } = options
-  if (stream !== null) {
-    typed(() => native().recordUse(stream, block.handle))
-  }
+  noteStream(block, options.stream)
+  const after = afterAll(block, buffer, options.after)
   if (after !== null) {
     typed(() => native().awaitRelease(block.handle))
     finish(block)
@@ -53,6 +52,25 @@ export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeO
   } catch (error) {
     throw fromNative(error)
   }
+}
+
+function noteStream(block: Block, stream: NativeStream | null): void {
+  if (stream !== null) typed(() => native().recordUse(stream, block.handle))
+}
+
+/** Notes what a free of one of several arrays says of their common memory. */
+function noteUses(block: Block, buffer: ArrayBuffer, { stream, after }: CheckedFreeOptions): void {
+  noteStream(block, stream)
+  if (after === null) return
+  typed(() => native().awaitRelease(block.handle))
+  noteUnfinished(block, buffer, after)
+}
+
+/** What the free of the last array waits for: its own operation, and those that the others were freed with. */
+function afterAll(block: Block, buffer: ArrayBuffer, after: PromiseLike<unknown> | null): PromiseLike<unknown> | null {
+  if (block.token === null || unfinishedOf(block) === null) return after
+  if (after !== null) noteUnfinished(block, buffer, after)
+  return unfinishedOf(block)
 }
 
 /** Frees a block at the end of its scope or allocator, whatever arrays are over it. No error says that its slab was taken away. */

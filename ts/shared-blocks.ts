@@ -36,6 +36,34 @@ export function findShared(token: string): { block: Block; buffer: ArrayBuffer }
   return { block: entry.block, buffer }
 }
 
+/** What may still use a block of which one array was freed and others live on. */
+interface Unfinished {
+  /** Not to be collected meanwhile, whatever becomes of those others. */
+  buffer: ArrayBuffer
+  settled: Promise<unknown>
+}
+
+const unfinished = new Map<Block, Unfinished>()
+
+/** Notes an operation that must have settled before the last array over a block gives its memory back. */
+export function noteUnfinished(block: Block, buffer: ArrayBuffer, operation: PromiseLike<unknown>): void {
+  // Looked at in a later microtask: it may be an object of the program's that frees the other arrays when its `then` is read.
+  const later = Promise.resolve().then(() => operation)
+  const entry: Unfinished = { buffer, settled: Promise.allSettled([unfinishedOf(block), later]) }
+  unfinished.set(block, entry)
+  void forgetWhenSettled(block, entry)
+}
+
+async function forgetWhenSettled(block: Block, entry: Unfinished): Promise<void> {
+  await entry.settled
+  if (unfinished.get(block) === entry) unfinished.delete(block)
+}
+
+/** Settles when nothing uses a block any more that was noted for it; null where nothing does. */
+export function unfinishedOf(block: Block): Promise<unknown> | null {
+  return unfinished.get(block)?.settled ?? null
+}
+
 /** The block is no longer this thread's. */
 export function forgetShared(token: string): void {
   entries.delete(token)
@@ -50,6 +78,7 @@ function letGo(): void {
     const buffer = reference.deref()
     // What lies in a slab goes with the slab, in native code.
     if (buffer === undefined || block.slab !== null || block.freed || isDetached(buffer)) continue
+    if (unfinished.has(block)) continue // kept, as what waits for its operation in any other way
     try {
       detach(buffer)
       block.freed = true
