@@ -190,14 +190,22 @@ test('streams: order, events, time, and what is refused', async (t) => {
     event[Symbol.dispose](); event[Symbol.dispose]()
     show(code(() => event.done), code(() => two.wait(event)), code(() => two.wait({})), await rejected(event.wait()))
     two[Symbol.dispose](); two[Symbol.dispose]()
-    show(code(() => two.record()), await rejected(two.synchronize()), code(() => two.handle), code(() => cuda.defaultStream[Symbol.dispose]()), code(() => new cuda.Stream({ device: 3 })), code(() => new cuda.Stream({ dev: 3 })))`,
+    show(code(() => two.record()), await rejected(two.synchronize()), code(() => two.handle), code(() => cuda.defaultStream[Symbol.dispose]()), code(() => new cuda.Stream({ device: 3 })), code(() => new cuda.Stream({ dev: 3 })), code(() => new cuda.Event()))`,
     [
       [false],
       [10, true, true],
       [true, 'bigint', true],
       [true, 'INVALID_ARGUMENT', 'INVALID_ARGUMENT'],
       ['DISPOSED', 'DISPOSED', 'INVALID_ARGUMENT', 'DISPOSED'],
-      ['DISPOSED', 'DISPOSED', 'DISPOSED', 'INVALID_ARGUMENT', 'INVALID_ARGUMENT', 'INVALID_ARGUMENT'],
+      [
+        'DISPOSED',
+        'DISPOSED',
+        'DISPOSED',
+        'INVALID_ARGUMENT',
+        'INVALID_ARGUMENT',
+        'INVALID_ARGUMENT',
+        'INVALID_ARGUMENT',
+      ],
     ],
   )
 })

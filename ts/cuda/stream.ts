@@ -25,7 +25,7 @@ let makeDefaultStream: () => Stream
 export class Stream implements Disposable {
   #disposable = true
 
-  /** Throws `CUDA_UNAVAILABLE` where there is no such device. */
+  /** Throws `CUDA_UNAVAILABLE` where no GPU is usable, and `INVALID_ARGUMENT` where there is no such device. */
   constructor(options: { device?: number } = {}) {
     if ((options as unknown) === INTERNAL) return
     checkKeys('new Stream', options, ['device'])
@@ -138,12 +138,13 @@ export class Stream implements Disposable {
 export class Event implements Disposable {
   #handle: NativeEvent | null
 
-  private constructor(handle: NativeEvent) {
+  private constructor(caller: symbol, handle: NativeEvent) {
+    if (caller !== INTERNAL) throw invalid('an event is made by stream.record(), not by new')
     this.#handle = handle
   }
 
   static {
-    makeEvent = (handle) => new Event(handle)
+    makeEvent = (handle) => new Event(INTERNAL, handle)
     eventHandle = (event) => {
       if (typeof event !== 'object' || event === null || !(#handle in event)) {
         throw invalid(`the event is ${show(event)}; pass one that stream.record() returned`)

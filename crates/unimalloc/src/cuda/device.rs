@@ -281,7 +281,7 @@ impl Device {
 pub(crate) fn device(driver: &'static Driver, index: u16) -> Result<&'static Device, CudaError> {
     driver.devices.get(usize::from(index)).ok_or_else(|| {
         CudaError::invalid(format!(
-            "there is no device {index}: this driver has devices 0 to {}; cuda::devices() lists them",
+            "there is no device {index}: this driver has devices 0 to {}; pass one of those",
             driver.devices.len() - 1
         ))
     })
