@@ -328,6 +328,24 @@ test('trim gives cached memory back', (t) => {
   own.trim()
 })
 
+test('the largest free block is the largest that is to be had without asking the backend', (t) => {
+  const own = host()
+  own.trim()
+  const MiB = 2 ** 20
+  for (const size of [1000, 30 * MiB, 3 * MiB, 8 * MiB, 7 * MiB, 20 * MiB, 600 * 1024]) {
+    const kept = own.alloc(Uint8Array, size)
+    if (size === 20 * MiB) kept.free()
+    const { largestFreeBytes, backendAllocations } = own.stats()
+    t.true(largestFreeBytes >= MiB, `${size}`)
+    own.alloc(Uint8Array, largestFreeBytes).free()
+    t.is(own.stats().backendAllocations, backendAllocations, `${largestFreeBytes} after ${size}`)
+    own.alloc(Uint8Array, largestFreeBytes + 1).free()
+    t.is(own.stats().backendAllocations, backendAllocations + 1, `${largestFreeBytes + 1} after ${size}`)
+    own.trim()
+    own.alloc(Uint8Array, 1000) // lives on, so that there is a segment
+  }
+})
+
 test('secure and hardened allocators zero every block, also of allocUnsafe', (t) => {
   for (const policy of ['secure', 'hardened'] as const) {
     const own = new Allocator({ backend: 'host', policy })

@@ -11,7 +11,7 @@ pub struct BackendStats {
     pub reserved_bytes: usize,
     /// Of those, in free runs of segments and in cached huge blocks. What threads hold in their own caches is not counted.
     pub cached_bytes: usize,
-    /// The largest free piece.
+    /// The largest block that they serve without asking the backend.
     pub largest_free_bytes: usize,
     /// The process-wide ceiling; `u64::MAX` without one.
     pub limit_bytes: u64,

@@ -112,6 +112,12 @@ pub(crate) const fn span_bytes(class: usize, segment_bytes: usize) -> Option<usi
     }
 }
 
+/// Size of the largest block that a free run of `run` bytes can serve; 0 where it is too short for any.
+pub(crate) fn largest_block_in(run: usize, segment_bytes: usize) -> usize {
+    let fits = |class: &usize| span_bytes(*class, segment_bytes).is_some_and(|bytes| bytes <= run);
+    (0..CLASSES).rev().find(fits).map_or(0, class_size)
+}
+
 /// The multiplier that turns an offset into a block index: `index = offset * reciprocal >> 32`.
 ///
 /// With `reciprocal = ceil(2^32 / size)`, an offset of exactly `k * size` gives `k` while `k * size < 2^32`, since the
@@ -156,6 +162,20 @@ mod tests {
             let waste = class_size(class_of(size)) - size;
             assert!(waste * 8 <= class_size(class_of(size)), "{size}");
         }
+    }
+
+    #[test]
+    fn a_run_serves_blocks_up_to_the_largest_whose_span_fits() {
+        assert_eq!(
+            largest_block_in(32 << 20, 32 << 20),
+            LARGE_MAX,
+            "larger ones are huge, however long the run"
+        );
+        assert_eq!(largest_block_in((8 << 20) - GRANULE, 32 << 20), 15 << 19);
+        assert_eq!(largest_block_in(512 << 10, 32 << 20), 64 << 10, "512 KiB would need a span of 4 MiB");
+        assert_eq!(largest_block_in(GRANULE, 32 << 20), 8 << 10);
+        assert_eq!(largest_block_in(2 << 20, 2 << 20), 1 << 20, "more than half of a small segment is huge");
+        assert_eq!(largest_block_in(0, 32 << 20), 0);
     }
 
     #[test]

@@ -15,7 +15,9 @@ use crate::backend::{BackendOps, MemoryBackend};
 use crate::error::{reason_of, set_last_error, AllocError, FreeError};
 use crate::meta::address_map::{AddressMap, Near};
 use crate::meta::descriptor::Descriptors;
-use crate::meta::geometry::{class_size, round_up, span_bytes, GRANULE, MAX_ALIGN, MAX_GRANULES};
+use crate::meta::geometry::{
+    class_size, largest_block_in, round_up, span_bytes, GRANULE, MAX_ALIGN, MAX_GRANULES,
+};
 use crate::meta::slot;
 use crate::meta::span::{Shape, Span, DEDICATED, NO_SEGMENT};
 use crate::placement::Place;
@@ -608,10 +610,12 @@ impl Home {
         self.pools.reserved.load(Relaxed)
     }
 
-    /// Bytes that are free (granules and huge blocks), and the largest free piece of them.
+    /// Bytes that are free (granules and huge blocks), and the size of the largest block that they serve.
     pub(crate) fn cached(self) -> (usize, usize) {
         let (free, longest) = lock(&self.pools.directory).free_bytes();
-        (free + self.pools.huge.bytes(), longest.max(self.pools.huge.largest()))
+        // Without segments nothing need be known of their size, for which a device may have to be asked.
+        let cut = if longest == 0 { 0 } else { largest_block_in(longest, self.segment_bytes()) };
+        (free + self.pools.huge.bytes(), cut.max(self.pools.huge.largest()))
     }
 }
 
