@@ -405,6 +405,27 @@ test('without concurrent access a launch waits, so that the host may touch the a
   )
 })
 
+test('however many launches did not wait, one event of each stream is asked whether the host may touch memory', async (t) => {
+  await shows(
+    t,
+    `
+    const spin = cuda.compile(SOURCE).kernel('spin')
+    const stream = new cuda.Stream()
+    const launch = (stream) => spin.launch({ grid: 1, block: 1, args: [{ u32: 0 }], stream, unsafeConcurrent: true })
+    for (let index = 0; index < 300; index++) launch(index % 2 ? stream : cuda.defaultStream)
+    await cuda.synchronize()
+    const start = performance.now()
+    alloc(Uint8Array, 10)
+    show(performance.now() - start < 500) // each question takes 5 ms
+    spin.launch({ grid: 1, block: 1, args: [{ u32: 200 }], stream, unsafeConcurrent: true })
+    launch(cuda.defaultStream)
+    await cuda.defaultStream.synchronize()
+    show(code(() => alloc(Uint8Array, 10)))`,
+    [[true], ['HOST_ACCESS_WHILE_BUSY']],
+    { FAKE_CUDA_CONCURRENT: '0', FAKE_CUDA_DELAY_US: 'cuEventQuery=5000' },
+  )
+})
+
 test('that launches wait is said once, where they do and the program did not ask for more', async (t) => {
   const program = (concurrent: string, options: string) =>
     shows(
