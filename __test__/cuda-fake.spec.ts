@@ -426,6 +426,31 @@ test('however many launches did not wait, one event of each stream is asked whet
   )
 })
 
+test('without concurrent access nothing is copied out of an array while a kernel that was not waited for runs', async (t) => {
+  await shows(
+    t,
+    `
+    const spin = cuda.compile(SOURCE).kernel('spin')
+    const elsewhere = new Allocator({ backend: 'host' })
+    const array = alloc(Uint8Array, 100_000).fill(7)
+    const near = elsewhere.alloc(Uint8Array, 100_000)
+    const small = new Allocator({ placement: 'read-mostly' }).allocUnsafe(Uint8Array, 100).fill(8)
+    spin.launch({ grid: 1, block: 1, args: [{ u32: 400 }], unsafeConcurrent: true })
+    for (const until = performance.now() + 50; performance.now() < until;);
+    const copies = [array, array.subarray(5), small].flatMap((source) => [
+      () => elsewhere.from(source),
+      () => elsewhere.from(Float64Array, source),
+      () => spin.launch({ grid: 1, block: 1, args: [{ bytes: source.subarray(0, 4) }], unsafeConcurrent: true }),
+    ])
+    show(...new Set(copies.map(code)))
+    show(elsewhere.from(near).length, elsewhere.stats().currentCount)
+    await cuda.synchronize()
+    show(elsewhere.from(array)[9], elsewhere.from(small)[9])`,
+    [['HOST_ACCESS_WHILE_BUSY'], [100_000, 2], [7, 8]],
+    { FAKE_CUDA_CONCURRENT: '0' },
+  )
+})
+
 test('that launches wait is said once, where they do and the program did not ask for more', async (t) => {
   const program = (concurrent: string, options: string) =>
     shows(

@@ -1,6 +1,7 @@
 import { constants } from 'node:buffer'
 
 import {
+  checkReadable,
   contentOfArray,
   freeView,
   killArray,
@@ -209,7 +210,10 @@ export class Allocator implements Disposable {
       options = second as AllocOptions | undefined
     }
     const isTyped = kindOfArray(source) !== undefined
-    if (isTyped && isDetached(intrinsicBuffer(source))) throw invalid('from: the source is detached or freed')
+    if (isTyped) {
+      if (isDetached(intrinsicBuffer(source))) throw invalid('from: the source is detached or freed')
+      checkReadable(source)
+    }
     const length = isTyped ? intrinsicLength(source) : source.length
     // An object that is no array may say another length the next time it is asked.
     const contents = isTyped || Array.isArray(source) ? 0 : ZEROED

@@ -1,12 +1,13 @@
 import { Buffer } from 'node:buffer' // a realm of its own has none
 
-import { Block, adopt, bufferOf, contentOfBuffer, extentOf, isDetached, tagOf } from './buffers.js'
+import { Block, adopt, bufferOf, contentOfBuffer, extentOf, intrinsicBuffer, isDetached, tagOf } from './buffers.js'
 import type { Content, Owner } from './buffers.js'
-import { invalid, show, UnimallocError } from './errors.js'
+import { invalid, show, typed, UnimallocError } from './errors.js'
 import type { Kind } from './kind.js'
 import { kindNamed, kindOfType } from './kinds.js'
 import type { Ledger } from './ledger.js'
 import { freeBlock } from './magazine.js'
+import { native } from './native.js'
 import { checkFreeOptions, release } from './release.js'
 import type { CheckedFreeOptions } from './release.js'
 import { GONE, promote, retireIfDetached, Slot } from './slabs.js'
@@ -174,6 +175,17 @@ export function deviceAddress(what: string, view: ArrayBufferView): DeviceAddres
   const { block, slab, index, offset } = find(what, view)
   if (block === null) return { address: slab.address(index) + offset, hold: 0, backend: slab.stack?.backend ?? -1 }
   return { address: block.handle === 0 ? 0 : block.address + offset, hold: block.handle, backend: -1 }
+}
+
+/** Refuses to copy from a typed array over memory that the CPU may not touch now. Such a read would end the process. */
+export function checkReadable(array: unknown): void {
+  const content = contentOfBuffer(intrinsicBuffer(array))
+  if (content instanceof Block) {
+    if (content.handle !== 0) typed(() => native().checkReadable(content.handle, 0))
+  } else if (content?.stack != null) {
+    const { backend } = content.stack
+    typed(() => native().checkReadable(0, backend))
+  }
 }
 
 /** Frees the block of a unified array, or of a view that starts where a block does. */

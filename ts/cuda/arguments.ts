@@ -1,8 +1,11 @@
-import { deviceAddress } from '../arrays.js'
+import { checkReadable, deviceAddress } from '../arrays.js'
 import { invalid, show } from '../errors.js'
 import { BACKENDS } from '../native.js'
 
-/** Arrays go as pointers; numbers need their C type said. */
+/**
+ * Arrays go as pointers; numbers need their C type said. A launch does not know what memory a `pointer`, or an address within `bytes`,
+ * leads to: before that is freed, say its use with `recordUse`.
+ */
 export type KernelArgument =
   | ArrayBufferView
   | { i8: number }
@@ -151,6 +154,7 @@ function readArgument(arg: unknown, index: number): ReadArgument {
   if (!(value instanceof Uint8Array) || value.length === 0) {
     throw invalid(`launch: argument ${index}, bytes, is ${show(value)}; pass a Uint8Array with the structure's bytes`)
   }
+  checkReadable(value)
   const bytes = Uint8Array.from(value)
   return { array: null, tag, value: bytes, size: bytes.length }
 }

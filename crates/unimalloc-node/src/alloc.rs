@@ -142,6 +142,16 @@ fn check_host_access(backend: Backend) -> Result<()> {
     Ok(())
 }
 
+/// As [`check_host_access`], before JavaScript reads from a held block, or from one of a backend's slabs where there is no hold.
+#[napi(catch_unwind)]
+pub fn check_readable(handle: f64, backend: u32) -> Result<()> {
+    if handle == 0.0 {
+        return check_host_access(Backend::from(backend));
+    }
+    holds::block(Handle::from_number(handle))
+        .map_or(Ok(()), |block| check_host_access(block.account().backend))
+}
+
 /// Counts an allocation that was refused for good.
 #[napi(catch_unwind)]
 pub fn count_refusal(number: u32) -> Result<()> {
