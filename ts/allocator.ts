@@ -290,8 +290,8 @@ export class Allocator implements Disposable {
   }
 
   /**
-   * Gives free memory of the backend's pools back, all but `keepBytes`; answers how many bytes went. With CUDA this may wait for the
-   * device.
+   * Gives back to the backend what of its pools is free as a whole, all but `keepBytes` of that; answers how many bytes went. What is
+   * free beside live blocks stays. With CUDA this may wait for the device.
    */
   trim(keepBytes: number = 0): number {
     const keep = keepBytes === Infinity ? keepBytes : count('trim: keepBytes', keepBytes)

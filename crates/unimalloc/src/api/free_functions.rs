@@ -335,8 +335,8 @@ pub(super) fn give_back_caches<B: ThreadSlots>(urgency: Urgency) {
     B::shared().give_back_caches();
 }
 
-/// Gives free memory of a backend back until at most `keep_bytes` stay cached; returns the bytes given back. May wait for
-/// the device. Free blocks that other threads hold in their caches stay there.
+/// Gives regions of a backend back in which nothing is live, until at most `keep_bytes` of such are left; returns the bytes
+/// given back. May wait for the device. Free blocks that other threads hold in their caches stay there.
 pub fn trim<B: ThreadSlots>(keep_bytes: usize) -> usize {
     if fork::forked() {
         set_last_error(AllocError::Forked);
