@@ -277,6 +277,29 @@ test('the stream that one of two arrays was freed with counts when the other is 
   )
 })
 
+test('a stream that has the handle of one that ended is another stream', async (t) => {
+  await shows(
+    t,
+    `
+    const own = new Allocator()
+    const spin = cuda.compile(SOURCE).kernel('spin')
+    const ended = new cuda.Stream()
+    const { handle } = ended
+    const [array, other] = [own.alloc(Uint8Array, 100_000), own.alloc(Uint8Array, 100_000)]
+    ended.fill(array, 1)
+    ended.fill(other, 1)
+    ended[Symbol.dispose]()
+    other.free()
+    for (let round = 0; round < 5; round++) { gc(); await new Promise((go) => setImmediate(go)) }
+    own.trim() // waits; nothing is left to keep the stream
+    const next = new cuda.Stream()
+    spin.launch({ grid: 1, block: 1, args: [{ u32: 300 }], stream: next })
+    array.free() // not used by what runs there now
+    show(next.handle === handle, own.stats().pendingBytes)`,
+    [[true, 0]],
+  )
+})
+
 test('an array dropped while a kernel uses it', async (t) => {
   await shows(
     t,
