@@ -31,7 +31,8 @@ const ends = {
 async function runToEnd(thread: Worker, terminate: boolean): Promise<void> {
   thread.on('error', () => {})
   const exited = new Promise((go) => thread.once('exit', go))
-  await once(thread, 'message')
+  // `once` would be rejected by an error that arrives before the message, on another channel.
+  await Promise.race([new Promise((go) => thread.once('message', go)), exited])
   if (terminate) await thread.terminate()
   await exited
 }

@@ -107,6 +107,10 @@ pub struct BackendPools {
     /// What free granules of our segments map to.
     vacant: OnceLock<&'static Span>,
     reserved: AtomicUsize,
+    /// How often memory came back to the pools; it wraps.
+    returns: AtomicUsize,
+    /// Threads that are giving regions back: what they hold is neither cached nor released for the moment.
+    releasing: AtomicUsize,
     /// Free memory above this many bytes is given back.
     retained: AtomicUsize,
     /// Counts calls of `decay`: what was put away at an earlier age has been idle since.
@@ -137,6 +141,8 @@ impl BackendPools {
                 descriptors: Descriptors::new(),
                 vacant: OnceLock::new(),
                 reserved: AtomicUsize::new(0),
+                returns: AtomicUsize::new(0),
+                releasing: AtomicUsize::new(0),
                 retained: AtomicUsize::new(usize::MAX),
                 age: AtomicUsize::new(0),
                 refused_remote: AtomicUsize::new(0),
@@ -225,6 +231,14 @@ pub(crate) struct SpanRequest {
     pub group: u8,
 }
 
+/// Where memory came from that the pools did not have at first.
+enum Obtained<T> {
+    /// The backend: a region, and its first address that is aligned to 2 MiB.
+    Region(Region, usize),
+    /// The pools after all.
+    Pooled(T),
+}
+
 impl Home {
     pub(crate) fn of<B: HasSegmentPool>() -> Self {
         Self { ops: const { &BackendOps::of::<B>() }, pools: B::pools() }
@@ -300,12 +314,17 @@ impl Home {
 
     // ---- regions: what the backend gives and takes ----
 
-    /// A region whose base is aligned to 2 MiB. Null from the backend is tried again after pending frees were waited for and
-    /// cached memory was given back, as much as is needed.
-    fn obtain(self, bytes: usize, place: Place) -> Option<(Region, usize)> {
+    /// A region whose base is aligned to 2 MiB. Null from the backend is tried again after pending frees were waited for, which
+    /// may bring what `pooled` finds, and after cached memory was given back, as much as is needed.
+    fn obtain<T>(self, bytes: usize, place: Place, pooled: impl Fn() -> Option<T>) -> Option<Obtained<T>> {
         /// Another thread may get what was given back first, and its own memory comes back meanwhile: below a ceiling it is
         /// worth trying again, as long as anything comes back.
-        const TRIES: usize = 16;
+        const TRIES: usize = 64;
+        /// What another thread has between two of the pools' books comes back without anyone to wait for: so often nothing is
+        /// found before a refusal is final.
+        const LOOKS: usize = 3;
+        let mut looks = 0;
+        let mut returns = self.pools.returns.load(Relaxed);
         let mut obtained = self.try_obtain(bytes, place);
         for _ in 0..TRIES {
             let Err(error) = obtained else { break };
@@ -319,15 +338,25 @@ impl Home {
                 break;
             }
             let reclaimed = self.reclaim(Urgency::Wait);
-            if self.release_cached(bytes) == 0 && !reclaimed {
-                break;
+            // Not by way of the backend, where another thread may be faster.
+            if let Some(found) = pooled() {
+                return Some(Obtained::Pooled(found));
+            }
+            let before = std::mem::replace(&mut returns, self.pools.returns.load(Relaxed));
+            if self.release_cached(bytes) == 0 && !reclaimed && before == returns {
+                looks += 1;
+                if looks == LOOKS {
+                    break;
+                }
+                self.wait_for_releases();
             }
             obtained = self.try_obtain(bytes, place);
             if error != AllocError::Budget {
                 break;
             }
         }
-        obtained.map_err(set_last_error).ok()
+        let (region, base) = obtained.map_err(set_last_error).ok()?;
+        Some(Obtained::Region(region, base))
     }
 
     /// Asks the backend. The reason is the one it gives, or `OutOfMemory` where it gives none.
@@ -438,12 +467,14 @@ impl Home {
     }
 
     fn take_run(self, key: u32, granules: usize, align: usize) -> Option<(u32, usize)> {
-        loop {
-            let taken = self.pools.change(|directory| match directory.take_run(key, granules, align) {
+        let take = || {
+            self.pools.change(|directory| match directory.take_run(key, granules, align) {
                 Some((segment, base, change)) => (Ok((segment, base)), change),
                 None => (Err(directory.key_at(key).place), Change::default()),
-            });
-            let place = match taken {
+            })
+        };
+        loop {
+            let place = match take() {
                 Ok(run) => return Some(run),
                 Err(place) => place,
             };
@@ -456,9 +487,11 @@ impl Home {
             let least = ((granules + align - 1) * GRANULE).next_power_of_two();
             let mut segment_bytes = self.look_at_segment_bytes().max(least);
             // Another thread may take the new segment's granules first; then we ask for one more.
-            let obtained = loop {
-                if let Some(obtained) = self.obtain(segment_bytes, place) {
-                    break obtained;
+            let (region, base) = loop {
+                match self.obtain(segment_bytes, place, || take().ok()) {
+                    Some(Obtained::Region(region, base)) => break (region, base),
+                    Some(Obtained::Pooled(run)) => return Some(run),
+                    None => {}
                 }
                 // Near the budget's end a smaller segment may still fit.
                 segment_bytes /= 2;
@@ -466,7 +499,6 @@ impl Home {
                     return None;
                 }
             };
-            let (region, base) = obtained;
             MAP.set(base, segment_bytes / GRANULE, vacant);
             let (granules, age) = (segment_bytes / GRANULE, self.age());
             self.pools.change(|directory| ((), directory.add_segment(key, region, base, granules, age)));
@@ -482,6 +514,7 @@ impl Home {
         self.pools.descriptors.recycle(span);
         let age = self.age();
         self.pools.change(|directory| ((), directory.put_run(segment, base, granules, age)));
+        self.pools.returns.fetch_add(1, Relaxed);
     }
 
     /// Gives up a span that still has used blocks. The caller is its keeper and has no list that holds it.
@@ -562,18 +595,23 @@ impl Home {
             set_last_error(AllocError::InvalidSize);
             return None;
         };
-        let cached = self.pools.huge.take(key.place, bytes).or_else(|| {
-            self.reclaim(Urgency::Look).then(|| self.pools.huge.take(key.place, bytes)).flatten()
-        });
-        if let Some(span) = cached {
+        let take = || self.pools.huge.take(key.place, bytes);
+        let again = |span: &'static Span| {
             span.lane.store(lane, Relaxed);
             span.slots()[0].store(slot::LIVE, Ordering::Release);
-            return Some((span, false));
+            Some((span, false))
+        };
+        if let Some(span) = take().or_else(|| self.reclaim(Urgency::Look).then(take).flatten()) {
+            return again(span);
         }
         let span = self.descriptor(1, lane)?;
-        let Some((region, base)) = self.obtain(bytes, key.place) else {
-            self.pools.descriptors.recycle(span);
-            return None;
+        let (region, base) = match self.obtain(bytes, key.place, take) {
+            Some(Obtained::Region(region, base)) => (region, base),
+            pooled => {
+                self.pools.descriptors.recycle(span);
+                let Some(Obtained::Pooled(span)) = pooled else { return None };
+                return again(span);
+            }
         };
         self.shape_span(span, request, NO_SEGMENT, base, bytes / GRANULE, bytes, 1);
         span.region.store(region.address, Relaxed);

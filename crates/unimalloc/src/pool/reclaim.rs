@@ -5,10 +5,33 @@
 use super::directory::{Change, Directory, Region, Segment};
 use super::{Home, Urgency, MAP};
 use crate::meta::span::Span;
-use crate::sync::{lock, Ordering::Relaxed};
+use crate::sync::{
+    lock, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 /// A look for memory to release ends when the backend refused this many regions.
 const REFUSALS: usize = 16;
+
+/// Waits for other threads' releases in steps of this, and no more than so often: a driver that hangs must not hang all.
+const STEP: std::time::Duration = std::time::Duration::from_micros(50);
+const STEPS: usize = 200;
+
+/// While it lives, its thread is giving regions back.
+struct Releasing(&'static AtomicUsize);
+
+impl Releasing {
+    fn begin(home: Home) -> Self {
+        home.pools.releasing.fetch_add(1, AcqRel);
+        Self(&home.pools.releasing)
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
 
 /// A free region that was taken out of the pools to be given back.
 enum Taken {
@@ -32,6 +55,7 @@ impl Home {
 
     pub(super) fn put_huge(self, span: &'static Span) {
         self.pools.huge.put(self.place_of(span), span, self.age());
+        self.pools.returns.fetch_add(1, Relaxed);
     }
 
     /// Bytes of whole regions that could be given back.
@@ -90,6 +114,7 @@ impl Home {
 
     /// Releases regions free since before `before`, largest first, until the goal is reached or nothing is left.
     fn release_until(self, goal: Goal, before: usize) -> usize {
+        let _releasing = Releasing::begin(self);
         let mut released = 0;
         let mut refused = Vec::new();
         loop {
@@ -113,6 +138,7 @@ impl Home {
 
     /// Tries again to give back regions that could never be used.
     fn release_strays(self) -> usize {
+        let _releasing = Releasing::begin(self);
         let strays = std::mem::take(&mut lock(&self.pools.directory).strays);
         let mut released = 0;
         for region in strays {
@@ -124,6 +150,21 @@ impl Home {
             }
         }
         released
+    }
+
+    /// Waits, for some milliseconds at most, until no other thread is giving regions back; once in any case lets others go on.
+    /// The calling thread gives none back.
+    pub(super) fn wait_for_releases(self) {
+        for _ in 0..STEPS {
+            // A model checker runs the other threads by itself, and has no clock.
+            if cfg!(any(loom, shuttle)) {
+                return;
+            }
+            std::thread::sleep(STEP);
+            if self.pools.releasing.load(Acquire) == 0 {
+                return;
+            }
+        }
     }
 
     /// Releases cached memory until at least `needed` bytes were given back or nothing is left; the largest first.
