@@ -59,12 +59,15 @@ pub(crate) struct Heap {
     vacancies: Vec<u32>,
     /// Bytes of cached blocks above `SHARED_MAX`.
     large_cached: usize,
+    /// The most of them.
+    large_limit: usize,
     /// Freed blocks of encoded spans, oldest first.
     quarantined: VecDeque<(&'static Span, u16)>,
     quarantined_bytes: usize,
 }
 
-/// A heap caches no more than this many bytes of blocks above 512 KiB.
+/// A heap caches no more than this many bytes of blocks above 512 KiB, or a batch of those that waited for the GPU: what of a batch
+/// found no room would be returned to the pool and cut again each time.
 const LARGE_CACHE_BYTES: usize = 16 << 20;
 
 /// A heap keeps back this many bytes of freed blocks of encoded spans, or this many blocks if they are small: more would
@@ -98,6 +101,7 @@ impl Heap {
             tenants: Vec::new(),
             vacancies: Vec::new(),
             large_cached: 0,
+            large_limit: LARGE_CACHE_BYTES,
             quarantined: VecDeque::new(),
             quarantined_bytes: 0,
         };
@@ -277,8 +281,10 @@ impl Heap {
         let passed = home.reclaim_into(Urgency::Look, &mut |span, index| {
             let ours = span.keeper() == self.id();
             if ours {
+                let batch = home.segment_bytes();
+                self.large_limit = self.large_limit.max(batch);
                 if let Some(bin) = self.bins.get_mut(usize::from(span.bin())) {
-                    bin.widen(home.segment_bytes());
+                    bin.widen(batch);
                 }
                 self.free_kept(span, index);
             }
@@ -386,7 +392,7 @@ impl Heap {
         slot.store(slot::CACHED, Relaxed);
         let size = class_size(at % CLASSES);
         let large = size > SHARED_MAX;
-        if large && self.large_cached + size > LARGE_CACHE_BYTES {
+        if large && self.large_cached + size > self.large_limit {
             self.put_back(at, address);
             return true;
         }
@@ -582,7 +588,7 @@ impl Heap {
         if size <= SHARED_MAX
             || span.is_coded()
             || bin.is_full()
-            || self.large_cached + size > LARGE_CACHE_BYTES
+            || self.large_cached + size > self.large_limit
         {
             return false;
         }
