@@ -9,57 +9,20 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::stand_in::{Gpu, SIZE};
 use common::{alloc, free};
-use fake_cuda::{Build, Loaded};
-use unimalloc::cuda::{CompileOptions, KernelArg, LaunchConfig, Module, PrefetchTo, Stream};
+use fake_cuda::Build;
+use unimalloc::cuda::{PrefetchTo, Stream};
 use unimalloc::{
-    alloc_on_stream, alloc_with, free_notify, is_cuda_available, last_error, pending_stats, record_use,
-    stats, take_up_pending, trim, AllocError, AllocOptions, CudaUnifiedBackend, FreeError, Freed, Notify,
-    Place, Placement, SecurePolicy, StandardPolicy,
+    alloc_on_stream, alloc_with, free_notify, last_error, pending_stats, record_use, stats, take_up_pending,
+    trim, AllocError, AllocOptions, CudaUnifiedBackend, FreeError, Freed, Notify, Place, Placement,
+    SecurePolicy, StandardPolicy,
 };
 
 type B = CudaUnifiedBackend;
 
-const KERNELS: &str = "
-.version 8.0
-.target sm_52
-.address_size 64
-.visible .entry write_u8(.param .u64 p, .param .u32 n, .param .u8 v) { ret; }
-.visible .entry spin(.param .u32 ms) { ret; }
-.visible .entry fault() { ret; }
-";
-
-const SIZE: usize = 4096;
 const DEVICE: AllocOptions =
     AllocOptions { place: Place { device: 0, placement: Placement::Device }, zeroed: false, group: 0 };
-
-struct Gpu {
-    fake: Loaded,
-    module: Module,
-}
-
-impl Gpu {
-    fn new() -> Self {
-        assert!(is_cuda_available());
-        let fake = Loaded::find().expect("the stand-in is loaded");
-        Self { fake, module: Module::compile(KERNELS, &CompileOptions::default()).unwrap() }
-    }
-
-    fn launch(&self, name: &str, stream: &Stream, args: &[KernelArg]) {
-        let config = LaunchConfig::for_threads(SIZE as u64, 256).unwrap();
-        // SAFETY: the stand-in's kernels take these arguments, and blocks are freed through the allocator only.
-        unsafe { self.module.kernel(name).unwrap().launch(&config, stream, args) }.unwrap();
-    }
-
-    fn spin(&self, stream: &Stream, ms: u32) {
-        self.launch("spin", stream, &[KernelArg::U32(ms)]);
-    }
-
-    fn write(&self, stream: &Stream, block: *mut u8, byte: u8) {
-        let args = [KernelArg::Pointer(block as u64), KernelArg::U32(SIZE as u32), KernelArg::U8(byte)];
-        self.launch("write_u8", stream, &args);
-    }
-}
 
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;

@@ -5,6 +5,8 @@ pub mod faulty;
 pub mod model;
 pub mod pages;
 pub mod prot_none;
+#[cfg(target_os = "linux")]
+pub mod stand_in;
 
 use unimalloc::{thread_alloc, thread_free, AllocPolicy, FreeError, ThreadSlots};
 
