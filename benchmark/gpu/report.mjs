@@ -28,11 +28,14 @@ function median(values) {
 /** Runs of one program on one machine as one: they have the same rows in the same order. */
 function merge(runs) {
   const merged = structuredClone(runs[0])
-  merged.workloads.forEach((workload, at) =>
+  merged.workloads.forEach((workload, at) => {
+    // A note with a figure is of the run that made it.
+    const said = (note, line) => runs.every((run) => run.workloads[at].notes[line] === note)
+    workload.notes = workload.notes.map((note, line) => (said(note, line) ? note : `${note} (the first run)`))
     workload.rows.forEach((row, line) => {
       row.values = row.values.map((_, column) => median(runs.map((run) => run.workloads[at].rows[line].values[column])))
-    }),
-  )
+    })
+  })
   merged.budgets.forEach((figure, at) => {
     figure.runs = runs.map((run) => run.budgets[at].value)
     figure.value = median(figure.runs)
