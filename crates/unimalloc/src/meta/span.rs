@@ -169,7 +169,8 @@ impl Span {
     /// Gives an unused descriptor a shape; every block is unused. Publish it in the address map afterwards.
     pub(crate) fn shape(&self, shape: Shape) {
         debug_assert!(
-            shape.capacity << u32::from(shape.coded) <= self.slots.len()
+            (shape.capacity > 1 || !shape.coded)
+                && shape.capacity << u32::from(shape.coded) <= self.slots.len()
                 && shape.base.is_multiple_of(GRANULE)
         );
         for word in self.slots {
@@ -372,7 +373,7 @@ impl Span {
         self.is_coded().then(|| Coded::new(span, self.slots))
     }
 
-    /// Whether slot words carry tags.
+    /// Whether slot words carry tags: those of a Hardened span of several blocks, since one block has no free list.
     pub(crate) fn is_coded(&self) -> bool {
         self.coded.load(Relaxed) != 0
     }
@@ -402,12 +403,12 @@ impl Span {
     /// Makes a block live; if it is a Hardened one, with its [slack](Self::slack).
     pub(crate) fn set_live(&self, index: u16, slack: usize) {
         match self.coded() {
-            Some(coded) if self.capacity() > 1 => {
+            Some(coded) => {
                 debug_assert!(slack <= self.most_slack());
                 coded.set_live(index, slack as u16);
             }
-            _ => {
-                self.set_state(index, slot::LIVE);
+            None => {
+                self.slots[usize::from(index)].store(slot::LIVE, Relaxed);
                 self.slack.store(slack, Relaxed);
             }
         }
@@ -421,8 +422,8 @@ impl Span {
     /// Bytes of a live Hardened block behind its redzone; of a block that is not free yet, too. Meaningless for others.
     pub(crate) fn slack(&self, index: u16) -> usize {
         match self.coded() {
-            Some(coded) if self.capacity() > 1 => usize::from(coded.slack(index)),
-            _ => self.slack.load(Relaxed),
+            Some(coded) => usize::from(coded.slack(index)),
+            None => self.slack.load(Relaxed),
         }
     }
 
@@ -442,18 +443,17 @@ impl Span {
     /// As [`usable`](Self::usable) of a live block, if its slot word and tag are as we left them.
     pub(crate) fn verified_usable(&self, index: u16) -> Option<usize> {
         match self.coded() {
-            Some(coded) if self.capacity() > 1 => {
+            Some(coded) => {
                 let room = self.block() - redzone::bytes(Policy::Hardened);
                 room.checked_sub(usize::from(coded.slack(index))).filter(|usable| *usable > 0)
             }
-            Some(coded) if !coded.verify(index) => None,
-            _ => Some(self.usable(index)),
+            None => Some(self.usable(index)),
         }
     }
 
     /// The largest slack that can be noted.
     pub(crate) fn most_slack(&self) -> usize {
-        if self.is_coded() && self.capacity() > 1 {
+        if self.is_coded() {
             usize::from(u16::MAX)
         } else {
             usize::MAX
@@ -463,11 +463,11 @@ impl Span {
     /// Notes the slack of a live Hardened block, for its owner. A size class wastes less than [`most_slack`](Self::most_slack).
     pub(crate) fn set_slack(&self, index: u16, slack: usize) {
         match self.coded() {
-            Some(coded) if self.capacity() > 1 => {
+            Some(coded) => {
                 debug_assert!(slack <= self.most_slack());
                 coded.set_slack(index, slack as u16);
             }
-            _ => self.slack.store(slack, Relaxed),
+            None => self.slack.store(slack, Relaxed),
         }
     }
 
