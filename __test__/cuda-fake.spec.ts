@@ -1,44 +1,14 @@
 // CUDA's part of the package against a stand-in driver: the real loading path, real addresses, injected faults.
 import anyTest from 'ava'
-import type { ExecutionContext } from 'ava'
 
 import { fakeCudaDirectory, runWithFakeCuda } from './helpers/fake-cuda.js'
+import { program, showsOver } from './helpers/shows.js'
 
 const directory = fakeCudaDirectory()
 // One process at a time: some of them measure.
 const test = directory === null ? anyTest.skip : anyTest.serial
 
-const PRELUDE = `
-  const { alloc, allocUnsafe, Allocator, attach, cuda, CudaUnifiedBackend, isCudaAvailable, lastError, pointerOf, share, UnimallocError, whyNoCuda } = require('unimalloc')
-  const code = (call) => { try { return call() ?? 'nothing' } catch (error) { return error instanceof UnimallocError ? error.code : String(error) } }
-  const rejected = (promise) => promise.then(() => 'nothing', (error) => error instanceof UnimallocError ? error.code : String(error))
-  const SOURCE = \`
-    extern "C" __global__ void fill_f32(float *p, unsigned int n, float value) {}
-    extern "C" __global__ void vector_add(const float *a, const float *b, float *c, unsigned int n) {}
-    extern "C" __global__ void scale(float *p, unsigned int n, float factor) {}
-    extern "C" __global__ void spin(unsigned int ms) {}
-    extern "C" __global__ void fault() {}\`
-  const show = (...values) => console.log(JSON.stringify(values, (_, value) => typeof value === 'bigint' ? Number(value) : value))
-`
-
-/** Runs the body of an async function in a process with the stand-in driver; what it shows must be this. */
-async function shows(
-  t: ExecutionContext,
-  body: string,
-  expected: unknown[][],
-  environment: Record<string, string> = {},
-): Promise<void> {
-  const program = `${PRELUDE};(async () => { ${body} })()`
-  const outcome = await runWithFakeCuda(directory as string, program, environment)
-  t.is(outcome.signal, null, outcome.stderr)
-  t.is(outcome.code, 0, outcome.stderr)
-  const lines = outcome.stdout.trim().split('\n')
-  t.deepEqual(
-    lines.map((line) => JSON.parse(line)),
-    expected,
-    outcome.stderr,
-  )
-}
+const shows = showsOver(directory)
 
 test('auto takes CUDA, and devices are described', async (t) => {
   await shows(
@@ -475,7 +445,7 @@ test('without concurrent access nothing is copied out of an array while a kernel
 })
 
 test('that launches wait is said once, where they do and the program did not ask for more', async (t) => {
-  const program = (concurrent: string, options: string) =>
+  const launches = (concurrent: string, options: string) =>
     shows(
       t,
       `
@@ -489,9 +459,9 @@ test('that launches wait is said once, where they do and the program did not ask
       [[concurrent === '0' && options === '' ? ['UNIMALLOC_LAUNCH_WAITS'] : [], true]],
       { FAKE_CUDA_CONCURRENT: concurrent },
     )
-  await program('0', '')
-  await program('0', ', unsafeConcurrent: true')
-  await program('1', '')
+  await launches('0', '')
+  await launches('0', ', unsafeConcurrent: true')
+  await launches('1', '')
 })
 
 test('several devices: an allocator, a module and a stream of the second', async (t) => {
@@ -536,10 +506,10 @@ test('regions of the driver, given back once it has confirmed', async (t) => {
 test('the end of the process makes no driver call, whatever is live', async (t) => {
   const outcome = await runWithFakeCuda(
     directory as string,
-    `${PRELUDE}
+    program(`
     globalThis.kept = [alloc(Float32Array, 100), new cuda.Stream(), cuda.compile(SOURCE).kernel('spin'), cuda.defaultStream.record()]
     globalThis.kept[2].launch({ grid: 1, block: 1, args: [{ u32: 30 }] })
-    process.exit(0)`,
+    process.exit(0)`),
     { FAKE_CUDA_ABORT_ON_EXIT_CALLS: '1' },
   )
   t.is(outcome.signal, null, outcome.stderr)

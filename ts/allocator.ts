@@ -16,7 +16,7 @@ import type { Located } from './arrays.js'
 import { Block, intrinsicBuffer, intrinsicLength, isDetached } from './buffers.js'
 import { Books } from './books.js'
 import { collectDropped } from './collector.js'
-import { streamHandle } from './cuda/stream-handle.js'
+import { madeStream, streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { disposableEverywhere, dispose } from './dispose.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
@@ -56,6 +56,7 @@ import type {
   Copied,
   FreeOptions,
   LeakReport,
+  Placement,
   PolicyName,
   TypedArray,
   UnifiedArray,
@@ -66,6 +67,7 @@ interface Opened {
   number: number
   backend: BackendName
   policy: PolicyName
+  device: number
   placement: number
   /** Null where magazines do not serve. */
   magazine: Magazine | null
@@ -320,6 +322,19 @@ export class Allocator implements Disposable {
   }
 
   /**
+   * Why a placement, without an argument the allocator's own, does nothing for arrays of this allocator, in words: as on the host backend. Null where
+   * it has its effect. An array with such a placement works all the same.
+   */
+  whyNoPlacement(placement?: Placement): string | null {
+    const opened = this.#account(true)
+    const number =
+      placement === undefined
+        ? opened.placement
+        : PLACEMENTS.indexOf(oneOf('whyNoPlacement: placement', placement, PLACEMENTS))
+    return typed(() => native().placementHint(BACKENDS.indexOf(opened.backend), opened.device, number))
+  }
+
+  /**
    * Calls `handler` when memory is wanting; if it answers true, having freed something, the allocation is tried once more. What it
    * throws, the allocation throws. It is not called again for what it allocates itself.
    */
@@ -554,6 +569,7 @@ export class Allocator implements Disposable {
       number,
       backend,
       policy: checked.policy,
+      device: checked.device,
       placement,
       magazine: serves ? magazineFor(BACKENDS.indexOf(backend), checked.device, placement) : null,
     })
@@ -620,9 +636,9 @@ function checkAllocOptions(what: string, options: AllocOptions, opened: Opened):
         : PLACEMENTS.indexOf(oneOf(`${what}: placement`, placement, PLACEMENTS)),
   }
   if (stream !== undefined) {
-    const handle = streamHandle(stream)
     // The host writes to a copy at once, and on host memory there is nothing to order.
-    if (what !== 'from' && opened.backend === 'cuda-unified') request.stream = handle
+    if (what === 'from' || opened.backend === 'host') madeStream(stream)
+    else request.stream = streamHandle(stream)
   }
   return request
 }

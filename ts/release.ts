@@ -4,7 +4,7 @@ import { checkKeys } from './options.js'
 import { invalid, show } from './errors.js'
 import { hot } from './hot.js'
 import { native } from './native.js'
-import { streamHandle } from './cuda/stream-handle.js'
+import { madeStream } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { forgetShared, noteUnfinished, unfinishedOf } from './shared-blocks.js'
 import { retireIfDetached } from './slabs.js'
@@ -143,6 +143,7 @@ async function endAfter(after: PromiseLike<unknown>, block: Block, buffer: Array
 
 /** Options of a free, each read once: getters of the program's run before anything is done, and not again. */
 export interface CheckedFreeOptions {
+  /** Null also for a stream on which nothing has run yet. */
   readonly stream: NativeStream | null
   readonly after: PromiseLike<unknown> | null
 }
@@ -157,5 +158,5 @@ export function checkFreeOptions(options: FreeOptions | undefined): CheckedFreeO
   if (after !== undefined && typeof (after as { then?: unknown } | null)?.then !== 'function') {
     throw invalid(`free: after is ${show(after)}; pass the promise of the unfinished operation`)
   }
-  return { stream: stream === undefined ? null : streamHandle(stream), after: after ?? null }
+  return { stream: stream === undefined ? null : madeStream(stream), after: after ?? null }
 }

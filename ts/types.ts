@@ -59,14 +59,15 @@ export interface AllocOptions {
   alignment?: number
   /**
    * The stream that will use the memory first. Zeroing is then ordered on it, and with `allocUnsafe` and placement `'device'` the memory
-   * may be some that earlier work on it still uses: the program touches the array only after the stream was synchronised.
+   * may be some that earlier work on it still uses: the program touches the array only after the stream was synchronised. Of no
+   * effect on the host backend.
    */
   stream?: Stream
 }
 
 /** How to free an array. Unknown keys are errors. */
 export interface FreeOptions {
-  /** A stream on which foreign code may still use the memory: it is not handed out again before that work is done. */
+  /** A stream on which foreign code may still use the memory: it is not handed out again before that work is done. Of no effect without a GPU. */
   stream?: Stream
   /** The array is dead at once, but its memory stays until this settles: for an unfinished `fs.read` into it. */
   after?: PromiseLike<unknown>

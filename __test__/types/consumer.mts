@@ -77,12 +77,13 @@ async function launch(): Promise<void> {
   using end = cuda.defaultStream.record()
   stream.wait(end)
   stream.prefetch(floats, 'device')
+  const unmoved: string | null = stream.whyNoPrefetch ?? own.whyNoPlacement() ?? own.whyNoPlacement('host')
   stream.fill(floats, 0)
   await stream.synchronize()
   await cuda.synchronize()
   const elapsed: number = end.millisecondsSince(start)
   const names: string[] = cuda.devices().map((device) => device.name)
-  void [elapsed, names]
+  void [elapsed, names, unmoved]
 }
 
 try {

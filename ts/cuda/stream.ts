@@ -1,3 +1,4 @@
+import { addressOf } from '../arrays.js'
 import { extentOf } from '../buffers.js'
 import { disposableEverywhere, dispose } from '../dispose.js'
 import { fromNative, invalid, show, typed, UnimallocError } from '../errors.js'
@@ -7,7 +8,7 @@ import type { Native } from '../native.js'
 import { onGpu } from './needs-gpu.js'
 import { checkKeys, count, oneOf } from '../options.js'
 import { rangeOf } from './range.js'
-import { bindStream, streamHandle, unbindStream } from './stream-handle.js'
+import { bindStream, streamHandle, streamIfUsable, unbindStream } from './stream-handle.js'
 
 type NativeEvent = ReturnType<Native['streamRecord']>
 
@@ -24,6 +25,7 @@ let makeDefaultStream: () => Stream
  */
 export class Stream implements Disposable {
   #disposable = true
+  #whyNoPrefetch: string | null = null
 
   /** Throws `CUDA_UNAVAILABLE` where no GPU is usable, and `INVALID_ARGUMENT` where there is no such device. */
   constructor(options: { device?: number } = {}) {
@@ -31,7 +33,7 @@ export class Stream implements Disposable {
     checkKeys('new Stream', options, ['device'])
     const device = count('new Stream: device', options.device ?? 0, 65535)
     const handle = onGpu(() => typed(() => native().streamCreate(device)))
-    bindStream(this, () => handle)
+    bindStream(this, handle)
   }
 
   /**
@@ -41,16 +43,17 @@ export class Stream implements Disposable {
   static from(handle: bigint): Stream {
     if (typeof handle !== 'bigint') throw invalid(`Stream.from: the handle is ${show(handle)}; pass a bigint`)
     const stream = new Stream(INTERNAL as never)
-    const found = onGpu(() => typed(() => native().streamFrom(handle)))
-    bindStream(stream, () => found)
+    bindStream(
+      stream,
+      onGpu(() => typed(() => native().streamFrom(handle))),
+    )
     return stream
   }
 
   static {
     makeDefaultStream = () => {
       const stream = new Stream(INTERNAL as never)
-      let handle: ReturnType<Native['streamDefault']> | undefined
-      bindStream(stream, () => (handle ??= onGpu(() => typed(() => native().streamDefault(0)))))
+      bindStream(stream, null, () => onGpu(() => typed(() => native().streamDefault(0))))
       stream.#disposable = false
       return stream
     }
@@ -81,13 +84,28 @@ export class Stream implements Disposable {
     typed(() => native().streamWaitEvent(stream, handle))
   }
 
-  /** Moves the pages of a view, in the stream's order. Does nothing where that cannot apply: it is a hint. */
+  /**
+   * Moves the pages of a view, in the stream's order. It is a hint, and does nothing where it cannot apply, on the host backend or on a
+   * device without concurrent access: {@link whyNoPrefetch} has the reason.
+   */
   prefetch(view: ArrayBufferView, to: 'device' | 'host'): void {
-    const stream = streamHandle(this)
-    const range = rangeOf('prefetch', view)
+    const stream = streamIfUsable(this)
     const toHost = oneOf('prefetch: to', to, ['device', 'host']) === 'host'
-    if (range === null) return
-    typed(() => native().streamPrefetch(stream, range.handle, range.offset, range.bytes, toHost))
+    if (stream === null) {
+      addressOf('prefetch', view)
+      this.#whyNoPrefetch = typed(() => native().cudaUnavailableReason())
+      return
+    }
+    const range = rangeOf('prefetch', view)
+    this.#whyNoPrefetch =
+      range === null
+        ? 'the view is empty'
+        : typed(() => native().streamPrefetch(stream, range.handle, range.offset, range.bytes, toHost))
+  }
+
+  /** Why the latest {@link prefetch} on this stream did nothing, in words; null where it was done, or there was none. */
+  get whyNoPrefetch(): string | null {
+    return this.#whyNoPrefetch
   }
 
   /** Copies bytes by the GPU's copy engine. Both views lie in unified memory and have the same number of bytes. */
@@ -113,9 +131,16 @@ export class Stream implements Disposable {
     typed(() => native().streamFill(stream, range.handle, range.offset, range.bytes, value))
   }
 
-  /** Says that foreign code uses a view on this stream: once freed, its memory is not handed out before that work is done. */
+  /**
+   * Says that foreign code uses a view on this stream: once freed, its memory is not handed out before that work is done. Does nothing
+   * where there is no GPU.
+   */
   recordUse(view: ArrayBufferView): void {
-    const stream = streamHandle(this)
+    const stream = streamIfUsable(this)
+    if (stream === null) {
+      addressOf('recordUse', view)
+      return
+    }
     const range = rangeOf('recordUse', view)
     if (range === null) return
     typed(() => native().recordUse(stream, range.handle))

@@ -184,9 +184,7 @@ impl Block {
         let usable = self.usable as u64;
         // SAFETY: `&mut self` with no visible holder left means that nobody but queued work uses the bytes, and `returned`
         // makes this happen once.
-        unsafe {
-            self.account.backend.free(self.account.policy, self.address as *mut u8, &self.account, usable)
-        }
+        unsafe { self.account.backend.free(self.address as *mut u8, &self.account, usable) }
     }
 }
 
@@ -213,12 +211,12 @@ pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
         return Ok(());
     }
     let (usable, requested) = (block.usable as u64, block.requested as u64);
-    if block.account.backend != Backend::Host {
+    if block.account.backend != Backend::Host || block.used_on_gpu.load(Ordering::Relaxed) {
         block.account.let_go(usable, requested);
         return Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back());
     }
     match Arc::try_unwrap(block) {
-        // Nothing is pending on the host: the block leaves the books in one step.
+        // No stream was given the block, so it is not pending: it leaves the books in one step.
         Ok(mut block) => {
             block.returned = true;
             let account = &block.account;

@@ -110,24 +110,11 @@ impl Backend {
     ///
     /// # Safety
     /// Nobody uses the block any more, but for work queued on streams.
-    pub unsafe fn free(
-        self,
-        policy: Policy,
-        ptr: *mut u8,
-        account: &Arc<Account>,
-        usable: u64,
-    ) -> Result<(), FreeError> {
-        // On the host backend nothing is ever pending.
-        if self == Self::Host {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { self.free_now(policy, ptr) }?;
-            account.settle(usable);
-            return Ok(());
-        }
+    pub unsafe fn free(self, ptr: *mut u8, account: &Arc<Account>, usable: u64) -> Result<(), FreeError> {
         let settlement = Settlement::new(account, usable);
         let notify = Notify { call: Settlement::notify, tag: settlement.tag() };
         // SAFETY: the caller's promise, passed on.
-        match unsafe { unimalloc::free_notify::<unimalloc::CudaUnifiedBackend>(ptr, notify) } {
+        match with_backend!(self, B => unsafe { unimalloc::free_notify::<B>(ptr, notify) }) {
             // Whoever takes the block up settles: the tag is theirs now.
             Ok(Freed::Pending) => {}
             Ok(Freed::Now) => settlement.settle(),

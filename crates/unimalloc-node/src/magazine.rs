@@ -372,8 +372,7 @@ pub fn free_marked(shared: &Shared, handle: u32, account: u32, requested: usize)
     account.take_over(usable, requested as u64);
     account.let_go(usable, requested as u64);
     // SAFETY: JavaScript has given the block up, and only work on streams still uses it.
-    unsafe { backend.free(Policy::Standard, address(span, index) as *mut u8, &account, usable) }
-        .map_err(free_failure)
+    unsafe { backend.free(address(span, index) as *mut u8, &account, usable) }.map_err(free_failure)
 }
 
 /// A buffer that exists to be finalized: when an environment ends, the engine detaches its external buffers one after the

@@ -62,7 +62,7 @@ pub use api::{
 pub use backend::{is_cuda_available, CudaUnifiedBackend, HostBackend};
 pub use backend::{BackendCounters, MemoryBackend};
 pub use error::{last_error, set_last_error, AllocError, FreeError};
-pub use placement::{Place, Placement};
+pub use placement::{Hint, Place, Placement};
 pub use policy::{AllocPolicy, HardenedPolicy, Policy, SecurePolicy, StandardPolicy, POISON};
 #[doc(hidden)]
 pub use pool::Audit;

@@ -15,6 +15,19 @@ pub enum Placement {
     ReadMostly,
 }
 
+/// What became of a hint: of a placement, or of a prefetch. Contents are the same either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint {
+    /// It was followed.
+    Applied,
+    /// It cannot apply here, and nothing was done, for this reason.
+    NotApplicable(&'static str),
+}
+
+/// Why advice does nothing on a device whose memory the CPU may not touch during a kernel.
+pub(crate) const PAGES_MOVE_AT_A_LAUNCH: &str =
+    "this device has no concurrent managed access: pages move at a launch";
+
 /// A device and a placement. Memory of different places is never mixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Place {

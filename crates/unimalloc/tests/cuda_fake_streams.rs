@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use common::stand_in::{Gpu, SIZE};
 use common::{alloc, free};
 use fake_cuda::Build;
-use unimalloc::cuda::{PrefetchTo, Stream};
+use unimalloc::cuda::{Hint, PrefetchTo, Stream};
 use unimalloc::{
     alloc_on_stream, alloc_with, free_notify, last_error, pending_stats, record_use, stats, take_up_pending,
-    trim, AllocError, AllocOptions, CudaUnifiedBackend, FreeError, Freed, Notify, Place, Placement,
-    SecurePolicy, StandardPolicy,
+    trim, AllocError, AllocOptions, CudaUnifiedBackend, FreeError, Freed, HostBackend, MemoryBackend, Notify,
+    Place, Placement, SecurePolicy, StandardPolicy,
 };
 
 type B = CudaUnifiedBackend;
@@ -393,3 +393,83 @@ in_child!(taking_up_frees_breaks_no_capture_of_the_thread, [], |gpu| {
     capture_mode(&captured, None);
     take_up();
 });
+
+in_child!(host_blocks_do_not_move_and_wait_for_the_streams_they_were_on, [], |gpu| {
+    let stream = Stream::new(0).unwrap();
+    for size in [SIZE, 1 << 20, 20 << 20] {
+        let used = alloc::<StandardPolicy, HostBackend>(size, 256);
+        for to in [PrefetchTo::Device, PrefetchTo::Host] {
+            // SAFETY: the block is live, and its contents are not needed.
+            let hints = unsafe {
+                [
+                    stream.prefetch(used, size, to).unwrap(),
+                    stream.discard_and_prefetch(used, size, to).unwrap(),
+                ]
+            };
+            for hint in hints {
+                assert!(
+                    matches!(hint, Hint::NotApplicable(reason) if reason.contains("host backend")),
+                    "{hint:?}"
+                );
+            }
+        }
+        free::<StandardPolicy, HostBackend>(used).unwrap();
+        assert_eq!(pending_stats().blocks, 0, "a hint that did nothing marks nothing");
+    }
+    assert_eq!(gpu.fake.counter("cuMemPrefetchAsync_v2"), 0);
+
+    let used = [SIZE, 20 << 20].map(|size| alloc::<StandardPolicy, HostBackend>(size, 256));
+    gpu.spin(&stream, 200);
+    for block in used {
+        record_use::<HostBackend>(block, &stream).unwrap();
+        free::<StandardPolicy, HostBackend>(block).unwrap();
+    }
+    assert_eq!(pending_stats().blocks, 2);
+    let others: Vec<_> = (0..2000).map(|_| alloc::<StandardPolicy, HostBackend>(SIZE, 256)).collect();
+    assert!(others.iter().all(|other| !used.contains(other)));
+    for other in others {
+        free::<StandardPolicy, HostBackend>(other).unwrap();
+    }
+    trim::<HostBackend>(0); // waits
+    assert_eq!(pending_stats().blocks, 0);
+});
+
+in_child!(a_block_whose_pages_are_discarded_is_not_reused_before_they_are, [], |gpu| {
+    let stream = Stream::new(0).unwrap();
+    let used = alloc::<StandardPolicy, B>(1 << 20, 256);
+    gpu.spin(&stream, 200);
+    // SAFETY: the block is live, and its contents are not needed.
+    unsafe { stream.discard_and_prefetch(used, 1 << 20, PrefetchTo::Device) }.unwrap();
+    free_block(used);
+    assert_eq!(pending_stats().blocks, 1);
+    assert_ne!(alloc::<StandardPolicy, B>(1 << 20, 256), used);
+});
+
+fn hints() -> [bool; 4] {
+    [Placement::Auto, Placement::Host, Placement::Device, Placement::ReadMostly].map(|placement| {
+        let place = |device| Place { device, placement };
+        let beyond = B::placement_hint(place(9));
+        assert!(
+            matches!(beyond, Hint::NotApplicable(reason) if reason.contains("no such device")),
+            "{beyond:?}"
+        );
+        assert_eq!(
+            HostBackend::placement_hint(place(0)) == Hint::Applied,
+            placement == Placement::Auto,
+            "host memory is in one place"
+        );
+        B::placement_hint(place(0)) == Hint::Applied
+    })
+}
+
+in_child!(a_placement_says_whether_it_does_anything, [], |_gpu| {
+    assert_eq!(hints(), [true; 4]);
+});
+
+in_child!(
+    a_placement_says_whether_it_does_anything_without_concurrent_access,
+    ["FAKE_CUDA_CONCURRENT" = "0"],
+    |_gpu| {
+        assert_eq!(hints(), [true, true, false, false]);
+    }
+);

@@ -40,21 +40,29 @@ struct DeviceRange {
 
 /// Finds the range again that the face has computed from a view. Checked once more here, because a device does not.
 fn device_range(what: &str, handle: f64, offset: f64, len: f64) -> Result<DeviceRange> {
-    let block = holds::block(Handle::from_number(handle))
-        .ok_or_else(|| failure("INVALID_ARGUMENT", format!("{what}: the array was freed")))?;
+    let block = held_block(what, handle)?;
     if block.account().backend != Backend::Cuda {
         return Err(failure(
             "INVALID_ARGUMENT",
             format!("{what}: the array is on the host backend, which the GPU cannot reach; allocate it with backend 'cuda-unified'"),
         ));
     }
+    let (start, len) = range_in(what, &block, offset, len)?;
+    block.note_gpu_use();
+    Ok(DeviceRange { block, start, len })
+}
+
+fn held_block(what: &str, handle: f64) -> Result<Arc<Block>> {
+    holds::block(Handle::from_number(handle))
+        .ok_or_else(|| failure("INVALID_ARGUMENT", format!("{what}: the array was freed")))
+}
+
+fn range_in(what: &str, block: &Block, offset: f64, len: f64) -> Result<(*mut u8, usize)> {
     let (offset, len) = (offset as usize, len as usize);
     if offset.checked_add(len).is_none_or(|end| end > block.requested()) {
         return Err(failure("INVALID_ARGUMENT", format!("{what}: the range ends beyond its array")));
     }
-    block.note_gpu_use();
-    let start = (block.address() + offset) as *mut u8;
-    Ok(DeviceRange { block, start, len })
+    Ok(((block.address() + offset) as *mut u8, len))
 }
 
 /// Takes up freed blocks whose streams have passed. A small batch is closed only when it is looked at for a second time.

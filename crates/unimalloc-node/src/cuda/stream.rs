@@ -6,10 +6,11 @@ use napi::bindgen_prelude::{AsyncTask, BigInt, External};
 use napi::Result;
 use napi_derive::napi;
 use unimalloc::cuda::{Event, Hint, PrefetchTo, Stream};
-use unimalloc::CudaUnifiedBackend;
+use unimalloc::MemoryBackend;
 
 use super::wait::Wait;
-use super::{device_index, device_range, take_up_passed, to_failure};
+use super::{device_index, device_range, held_block, range_in, take_up_passed, to_failure};
+use crate::dispatch::{place, with_backend, Backend};
 use crate::failure::{failure, free_failure};
 
 /// A new stream.
@@ -85,14 +86,30 @@ pub fn stream_prefetch(
     bytes: f64,
     to_host: bool,
 ) -> Result<Option<String>> {
-    let range = device_range("prefetch", handle, offset, bytes)?;
+    let block = held_block("prefetch", handle)?;
+    let (start, len) = range_in("prefetch", &block, offset, bytes)?;
     let to = if to_host { PrefetchTo::Host } else { PrefetchTo::Device };
-    // SAFETY: `device_range` checked that the range lies in one live block of managed memory.
-    let hint = unsafe { stream.prefetch(range.start, range.len, to) }.map_err(|error| to_failure(&error))?;
-    Ok(match hint {
+    // SAFETY: the range lies in one block, which is live as long as it is held here.
+    let hint = unsafe { stream.prefetch(start, len, to) }.map_err(|error| to_failure(&error))?;
+    if hint == Hint::Applied {
+        block.note_gpu_use();
+    }
+    Ok(why_not(hint))
+}
+
+/// Why a hint came to nothing.
+fn why_not(hint: Hint) -> Option<String> {
+    match hint {
         Hint::Applied => None,
         Hint::NotApplicable(reason) => Some(reason.to_owned()),
-    })
+    }
+}
+
+/// Why a placement does nothing on a backend and device, or null when it has its effect.
+#[napi(catch_unwind)]
+pub fn placement_hint(backend: u32, device: u32, placement: u32) -> Result<Option<String>> {
+    let place = place(device_index(device)?, placement);
+    Ok(why_not(with_backend!(Backend::from(backend), B => <B as MemoryBackend>::placement_hint(place))))
 }
 
 /// Copies between two ranges by the copy engine.
@@ -125,8 +142,11 @@ pub fn stream_fill(stream: &External<Stream>, handle: f64, offset: f64, bytes: f
 /// Notes that foreign code uses a block on the stream.
 #[napi(catch_unwind)]
 pub fn record_use(stream: &External<Stream>, handle: f64) -> Result<()> {
-    let range = device_range("recordUse", handle, 0.0, 0.0)?;
-    unimalloc::record_use::<CudaUnifiedBackend>(range.start, stream).map_err(free_failure)
+    let block = held_block("recordUse", handle)?;
+    block.note_gpu_use();
+    let start = block.address() as *const u8;
+    with_backend!(block.account().backend, B => unimalloc::record_use::<B>(start, stream))
+        .map_err(free_failure)
 }
 
 /// Whether an event is done.

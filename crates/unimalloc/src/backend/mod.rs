@@ -4,7 +4,7 @@
 //! reaches it through `BackendOps`, a table of plain functions, so that the core is compiled once.
 
 use crate::cuda::Stream;
-use crate::placement::{Place, Placement};
+use crate::placement::{Hint, Place, Placement};
 
 #[cfg(not(loom))]
 mod budget;
@@ -87,6 +87,17 @@ pub unsafe trait MemoryBackend: 'static {
         let _ = place;
         // SAFETY: the same contract, passed on.
         unsafe { Self::allocate(size) }
+    }
+
+    /// What a placement does here, beyond keeping blocks of different placements apart. A backend that has an
+    /// [`allocate_at`](Self::allocate_at) of its own has this too.
+    fn placement_hint(place: Place) -> Hint {
+        match place.placement {
+            Placement::Auto => Hint::Applied,
+            _ => Hint::NotApplicable(
+                "this backend has one kind of memory, in one place: leave the placement out",
+            ),
+        }
     }
 
     /// Sets `len` bytes to `byte`, complete when it returns, on the side where the bytes live. False if it could not.

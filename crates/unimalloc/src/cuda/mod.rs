@@ -16,12 +16,13 @@ mod nvrtc;
 mod ptx;
 mod stream;
 
+pub use crate::placement::Hint;
 pub use device::DeviceInfo;
 pub use error::{CudaError, CudaErrorKind};
 pub use event::Event;
 pub use kernel::{Kernel, KernelArg, LaunchConfig};
 pub use module::{CompileOptions, Module};
-pub use stream::{Hint, PrefetchTo, Stream};
+pub use stream::{PrefetchTo, Stream};
 
 pub(crate) use device::Device;
 pub(crate) use fence::{destroy_spares, Fence};

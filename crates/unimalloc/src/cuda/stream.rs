@@ -12,6 +12,7 @@ use super::device::{self, device, Device, Entered};
 use super::driver::{self, Driver, Entries};
 use super::error::{CudaError, INVALID_CONTEXT, NOT_READY, SUCCESS};
 use super::event::Event;
+use crate::placement::{Hint, PAGES_MOVE_AT_A_LAUNCH};
 
 const NON_BLOCKING: c_uint = 1;
 /// Handles that stand for the legacy and the per-thread default stream of whichever context is current.
@@ -31,15 +32,6 @@ pub enum PrefetchTo {
     Device,
     /// To the CPU's memory.
     Host,
-}
-
-/// What became of a hint. Contents are the same either way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hint {
-    /// The driver took it.
-    Applied,
-    /// It cannot apply here, for this reason.
-    NotApplicable(&'static str),
 }
 
 /// A queue of work for one device, in order. A clone is the same queue.
@@ -249,12 +241,11 @@ impl Stream {
         Ok(Hint::Applied)
     }
 
-    /// As [`prefetch`](Self::prefetch) for a range whose contents are not needed any more, which then are undefined:
-    /// nothing is copied, where the driver can do that (CUDA 13).
+    /// As [`enqueue_prefetch`](Self::enqueue_prefetch) for a range whose contents are not needed any more.
     ///
     /// # Safety
-    /// As [`prefetch`](Self::prefetch), and nobody needs what is in the range.
-    pub unsafe fn discard_and_prefetch(
+    /// As there, and nobody needs what is in the range.
+    pub(crate) unsafe fn enqueue_discard_and_prefetch(
         &self,
         ptr: *mut u8,
         len: usize,
@@ -318,9 +309,7 @@ impl Stream {
             return Some(Hint::NotApplicable("the range is empty"));
         }
         if !self.inner.device.concurrent_managed_access {
-            return Some(Hint::NotApplicable(
-                "this device has no concurrent managed access: pages move at a launch",
-            ));
+            return Some(Hint::NotApplicable(PAGES_MOVE_AT_A_LAUNCH));
         }
         // More than is free would push out what other work needs, and can hang.
         if to == PrefetchTo::Device

@@ -8,11 +8,14 @@ use crate::error::FreeError;
 use crate::meta::slot;
 use crate::pool::{span_of, HasSegmentPool, Home};
 use crate::sync::Ordering::Relaxed;
-use crate::CudaUnifiedBackend;
+use crate::{CudaUnifiedBackend, HostBackend};
 
 /// Says that foreign code uses the block that `ptr` points into (at its start or inside it) on a stream: when it is
 /// freed, it is reused only after the stream has passed that point. For work that was queued through this crate, and for
 /// pointers passed as kernel arguments, that is done already; it is needed for pointers inside structures.
+///
+/// A block of [`HostBackend`] may be used on a stream too, where foreign code has registered it with the driver or the device reads
+/// ordinary memory: its free waits just the same.
 ///
 /// An error where `ptr` is in no live block of the backend.
 pub fn record_use<B: HasSegmentPool>(ptr: *const u8, stream: &Stream) -> Result<(), FreeError> {
@@ -38,6 +41,15 @@ pub(crate) fn mark_block(home: Home, ptr: *const u8, stream: &Stream) -> Result<
 /// Marks the block an address lies in; other addresses are none of our business.
 fn note(ptr: *const u8, stream: &Stream) {
     let _ = mark_block(Home::of::<CudaUnifiedBackend>(), ptr, stream);
+}
+
+/// Why a prefetch of host memory does nothing.
+const HOST_MEMORY_STAYS: &str =
+    "the memory is the host backend's, which stays on the host: allocate it on the CUDA backend to have it move";
+
+/// Whether an address lies in memory of the host backend's pools.
+fn is_host_block(ptr: *const u8) -> bool {
+    span_of(ptr as usize).is_some_and(|span| Home::of::<HostBackend>().owns(span))
 }
 
 impl Kernel {
@@ -88,14 +100,37 @@ impl Kernel {
 }
 
 impl Stream {
-    /// Moves the pages of a range of managed memory, in the stream's order.
+    /// Moves the pages of a range of managed memory, in the stream's order. Answers why where that cannot apply: also for a
+    /// block of [`HostBackend`], so that a program need not ask which backend it runs on.
     ///
     /// # Safety
-    /// The range lies in one live managed allocation.
+    /// The range lies in one live managed allocation, or in a live block of [`HostBackend`].
     pub unsafe fn prefetch(&self, ptr: *const u8, len: usize, to: PrefetchTo) -> Result<Hint, CudaError> {
+        if is_host_block(ptr) {
+            return Ok(Hint::NotApplicable(HOST_MEMORY_STAYS));
+        }
         note(ptr, self);
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_prefetch(ptr, len, to) }
+    }
+
+    /// As [`prefetch`](Self::prefetch) for a range whose contents are not needed any more, which then are undefined:
+    /// nothing is copied, where the driver can do that (CUDA 13).
+    ///
+    /// # Safety
+    /// As [`prefetch`](Self::prefetch), and nobody needs what is in the range.
+    pub unsafe fn discard_and_prefetch(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        to: PrefetchTo,
+    ) -> Result<Hint, CudaError> {
+        if is_host_block(ptr) {
+            return Ok(Hint::NotApplicable(HOST_MEMORY_STAYS));
+        }
+        note(ptr, self);
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_discard_and_prefetch(ptr, len, to) }
     }
 
     /// Copies bytes by the device's copy engine, in the stream's order.

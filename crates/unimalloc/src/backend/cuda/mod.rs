@@ -8,7 +8,7 @@ use super::{fork, system_memory, valid_size, BackendCounters, MemoryBackend};
 use crate::cuda::driver::{self, Driver};
 use crate::cuda::{error, Device, Stream};
 use crate::error::{set_last_error, AllocError};
-use crate::placement::{Place, Placement};
+use crate::placement::{Hint, Place, Placement};
 
 mod placement;
 mod residency;
@@ -260,6 +260,13 @@ unsafe impl MemoryBackend for CudaUnifiedBackend {
             set_last_error(error);
             std::ptr::null_mut()
         })
+    }
+
+    fn placement_hint(place: Place) -> Hint {
+        match driver::get().map(|driver| usable_device(driver, place.device)) {
+            Ok(Ok(device)) => Kind::hint(device, place.placement),
+            _ => Hint::NotApplicable("there is no such device that has unified memory: see cuda::devices()"),
+        }
     }
 
     /// Measured (docs/gpu.md): a kernel alone pays 2 µs more for a block on the host, but once the CPU takes part, pages that

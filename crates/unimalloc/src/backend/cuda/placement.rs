@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUmem_advise as Advice;
 
 use crate::cuda::driver::Driver;
 use crate::cuda::{device_location, host_location, Device, PrefetchTo, CPU};
-use crate::placement::Placement;
+use crate::placement::{Hint, Placement, PAGES_MOVE_AT_A_LAUNCH};
 
 /// What the registry must know of a region: how it is released, and which side it lives on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,16 @@ impl Kind {
             Placement::Host => Self::ManagedHost,
             Placement::Device => Self::ManagedDevice,
             Placement::Auto | Placement::ReadMostly => Self::Managed,
+        }
+    }
+
+    /// What a placement does on a device.
+    pub(super) fn hint(device: &Device, placement: Placement) -> Hint {
+        match placement {
+            // Without concurrent access: no advice to give, and pinned memory, in this order.
+            Placement::Auto | Placement::Host => Hint::Applied,
+            _ if device.concurrent_managed_access => Hint::Applied,
+            Placement::Device | Placement::ReadMostly => Hint::NotApplicable(PAGES_MOVE_AT_A_LAUNCH),
         }
     }
 

@@ -40,7 +40,7 @@ pub(super) unsafe fn settle(
     let Some(queue) = stream.or_else(|| device.private_stream().ok()) else { return };
     // SAFETY: whole pages inside the caller's block, whose contents nobody needs. A failure leaves the pages where they
     // are: the block works, slower.
-    let moved = unsafe { queue.discard_and_prefetch(start, len, PrefetchTo::Device) };
+    let moved = unsafe { queue.enqueue_discard_and_prefetch(start, len, PrefetchTo::Device) };
     if stream.is_none() && moved.is_ok() {
         let _ = queue.synchronize();
     }
