@@ -42,6 +42,7 @@ import {
 import type { CheckedAllocatorOptions } from './options.js'
 import { openAccount } from './open-account.js'
 import { allocationError, tooLarge } from './out-of-memory.js'
+import { checkReceivers, foreignReceiver } from './receivers.js'
 import { end, release } from './release.js'
 import { ArrayScope, Collected } from './scope.js'
 import type { Scope } from './scope.js'
@@ -139,8 +140,10 @@ export class Allocator implements Disposable {
     }
     isOpen = (allocator) => allocator.#opened !== null
     name(this, 'Allocator')
-    showAs(this, (allocator) => allocator.#show())
     disposableEverywhere(this.prototype)
+    const isOne = (value: object): boolean => #pooled in value
+    checkReceivers(this, 'allocator', isOne, ['alloc', 'allocUnsafe', 'from', 'free', 'usableBytes'])
+    showAs(this, isOne, (allocator) => allocator.#show())
   }
 
   /**
@@ -167,7 +170,7 @@ export class Allocator implements Disposable {
    * runs only when the program yields to the event loop.
    */
   alloc<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
-    if (this === undefined) throw unbound('alloc')
+    if (typeof this !== 'object' || this === null || !(#pooled in this)) throw unbound('alloc', this)
     return this.#make(kindOf('alloc', type), length, options, ZEROED, this.alloc) as UnifiedArray<InstanceType<C>>
   }
 
@@ -176,7 +179,7 @@ export class Allocator implements Disposable {
    * or `structuredClone` that takes one takes all. Free it: the garbage collector need not.
    */
   allocUnsafe<C extends ArrayType>(type: C, length: number, options?: AllocOptions): UnifiedArray<InstanceType<C>> {
-    if (this === undefined) throw unbound('allocUnsafe')
+    if (typeof this !== 'object' || this === null || !(#pooled in this)) throw unbound('allocUnsafe', this)
     const pooled = this.#pooled
     if (pooled !== null && options === undefined) {
       const array = take(pooled, type, length)
@@ -193,7 +196,7 @@ export class Allocator implements Disposable {
     options?: AllocOptions,
   ): UnifiedArray<InstanceType<C>>
   from(first: unknown, second?: unknown, third?: unknown): UnifiedArray {
-    if (this === undefined) throw unbound('from')
+    if (typeof this !== 'object' || this === null || !(#pooled in this)) throw unbound('from', this)
     let kind: Kind
     let source: ArrayLike<number>
     let options: AllocOptions | undefined
@@ -587,10 +590,9 @@ function elementsOf(source: unknown): ArrayLike<number> {
   throw invalid(`from: the source is ${show(source)}; pass an array, a typed array or an iterable`)
 }
 
-function unbound(method: string): Error {
-  return invalid(
-    `${method}: called without its allocator; write allocator.${method}(…), or import { ${method} } from 'unimalloc' for the default one`,
-  )
+function unbound(method: string, receiver: unknown): Error {
+  const { message } = foreignReceiver(method, 'allocator', receiver)
+  return invalid(`${message}, or import { ${method} } from 'unimalloc' for the default one`)
 }
 
 /** What is wrong with a length. Apart, so that no message is put together for one that is right. */

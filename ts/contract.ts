@@ -3,6 +3,7 @@ import { invalid, show, typed, UnimallocError } from './errors.js'
 import { name } from './naming.js'
 import { BACKENDS, MAX_EXACT, native, POLICIES, WAY } from './native.js'
 import { checkKeys, oneOf } from './options.js'
+import { checkReceivers, foreignRead, foreignReceiver } from './receivers.js'
 import type { BackendName, PolicyName } from './types.js'
 
 /** What a pool holds, read at the call. */
@@ -97,6 +98,9 @@ export class ThreadAllocator implements Disposable {
   }
 
   static {
+    name(this, 'ThreadAllocator')
+    disposableEverywhere(this.prototype)
+    checkReceivers(this, 'allocator', (value) => #reach in value)
     lend = (reach, policy) => new ThreadAllocator({ reach, policy } as never, INTERNAL as never)
     takeBack = (allocator) => {
       allocator.#reach = null
@@ -242,9 +246,35 @@ export interface Backend {
   usableSize(ptr: bigint | null): number
 }
 
+type Pools = ReturnType<Backend['pools']>
+
+/** The number of the backend that a method was called on, or the error for one called on something else. */
+let numberOf: (backend: unknown, key: string, foreign?: typeof foreignReceiver) => number
+
+function capabilities(backend: unknown, key: string): ReturnType<ReturnType<typeof native>['backendCapabilities']> {
+  const number = numberOf(backend, key, foreignRead)
+  return typed(() => native().backendCapabilities(number))
+}
+
+function poolsOf(backend: number): Pools {
+  const figures = typed(() => native().poolFigures(backend))
+  const at = (index: number): PoolFigures => ({
+    count: figures[index] as number,
+    bytes: figures[index + 1] as number,
+  })
+  return { segment: at(0), orphan: at(2), huge: at(4) }
+}
+
 class UnifiedBackend implements Backend {
   readonly name: BackendName
   readonly #number: number
+
+  static {
+    numberOf = (backend, key, foreign = foreignReceiver) => {
+      if (backend instanceof UnifiedBackend && #number in backend) return backend.#number
+      throw foreign(key, 'backend', backend)
+    }
+  }
 
   constructor(name: BackendName) {
     this.name = name
@@ -252,126 +282,136 @@ class UnifiedBackend implements Backend {
   }
 
   get supportsPageReset(): boolean {
-    return this.#capabilities().pageReset
+    return capabilities(this, 'supportsPageReset').pageReset
   }
 
   get supportsMakeGuard(): boolean {
-    return this.#capabilities().makeGuard
+    return capabilities(this, 'supportsMakeGuard').makeGuard
   }
 
   get supportsDecommit(): boolean {
-    return this.#capabilities().decommit
+    return capabilities(this, 'supportsDecommit').decommit
   }
 
   get enableCpuCache(): boolean {
-    return this.#capabilities().cpuCache
+    return capabilities(this, 'enableCpuCache').cpuCache
   }
 
   allocate(size: number): bigint | null {
+    const backend = numberOf(this, 'allocate')
     const bytes = bytesNumber('allocate: size', size)
-    return pointer(typed(() => native().backendAllocate(this.#number, bytes)))
+    return pointer(typed(() => native().backendAllocate(backend, bytes)))
   }
 
   deallocate(ptr: bigint | null, size: number): boolean {
+    const backend = numberOf(this, 'deallocate')
     const [address, bytes] = [pointerNumber('deallocate', ptr), bytesNumber('deallocate: size', size)]
-    return typed(() => native().backendDeallocate(this.#number, address, bytes))
+    return typed(() => native().backendDeallocate(backend, address, bytes))
   }
 
   pageReset(ptr: bigint | null, size: number): boolean {
+    const backend = numberOf(this, 'pageReset')
     const [address, bytes] = [pointerNumber('pageReset', ptr), bytesNumber('pageReset: size', size)]
-    return typed(() => native().backendPageReset(this.#number, address, bytes))
+    return typed(() => native().backendPageReset(backend, address, bytes))
   }
 
   makeGuard(ptr: bigint | null, size: number): boolean {
+    const backend = numberOf(this, 'makeGuard')
     const [address, bytes] = [pointerNumber('makeGuard', ptr), bytesNumber('makeGuard: size', size)]
-    return typed(() => native().backendMakeGuard(this.#number, address, bytes))
+    return typed(() => native().backendMakeGuard(backend, address, bytes))
   }
 
   decommit(ptr: bigint | null, size: number): boolean {
+    const backend = numberOf(this, 'decommit')
     const [address, bytes] = [pointerNumber('decommit', ptr), bytesNumber('decommit: size', size)]
-    return typed(() => native().backendDecommit(this.#number, address, bytes))
+    return typed(() => native().backendDecommit(backend, address, bytes))
   }
 
-  pools(): { segment: PoolFigures; orphan: PoolFigures; huge: PoolFigures } {
-    const figures = typed(() => native().poolFigures(this.#number))
-    const at = (index: number): PoolFigures => ({
-      count: figures[index] as number,
-      bytes: figures[index + 1] as number,
-    })
-    return { segment: at(0), orphan: at(2), huge: at(4) }
+  pools(): Pools {
+    return poolsOf(numberOf(this, 'pools'))
   }
 
   globalSegmentPool(): PoolFigures {
-    return this.pools().segment
+    return poolsOf(numberOf(this, 'globalSegmentPool')).segment
   }
 
   globalOrphanPool(): PoolFigures {
-    return this.pools().orphan
+    return poolsOf(numberOf(this, 'globalOrphanPool')).orphan
   }
 
   globalHugePool(): PoolFigures {
-    return this.pools().huge
+    return poolsOf(numberOf(this, 'globalHugePool')).huge
   }
 
   withAllocator<R>(f: (allocator: ThreadAllocator) => R, options?: PolicyOption): R | null {
+    const backend = numberOf(this, 'withAllocator')
     const policy = policyNumber('withAllocator', options)
-    return runGuarded(this.#number, policy ?? 0, way(policy), f)
+    return runGuarded(backend, policy ?? 0, way(policy), f)
   }
 
   withAllocatorUnguarded<R>(f: (allocator: ThreadAllocator) => R, options?: PolicyOption): R | null {
+    const backend = numberOf(this, 'withAllocatorUnguarded')
     const policy = policyNumber('withAllocatorUnguarded', options)
-    return runUnguarded(this.#number, policy ?? 0, way(policy), f)
+    return runUnguarded(backend, policy ?? 0, way(policy), f)
   }
 
   getAllocatorPtr(options?: PolicyOption): bigint | null {
     const policy = policyNumber('getAllocatorPtr', options)
-    return pointer(typed(() => native().slotPointer(this.#number, policy ?? 0, way(policy), false)))
+    return pointer(
+      typed(() => native().slotPointer(numberOf(this, 'getAllocatorPtr'), policy ?? 0, way(policy), false)),
+    )
   }
 
   getAllocatorPtrRaw(options?: PolicyOption): bigint | null {
     const policy = policyNumber('getAllocatorPtrRaw', options)
-    return pointer(typed(() => native().slotPointer(this.#number, policy ?? 0, way(policy), true)))
+    return pointer(
+      typed(() => native().slotPointer(numberOf(this, 'getAllocatorPtrRaw'), policy ?? 0, way(policy), true)),
+    )
   }
 
   getAllocatorPtrRawForEncryption(encrypted: boolean): bigint | null {
-    if (typeof encrypted !== 'boolean') throw invalid(`encrypted is ${show(encrypted)}; pass true or false`)
-    return pointer(typed(() => native().slotPointerForEncryption(this.#number, encrypted)))
+    const backend = numberOf(this, 'getAllocatorPtrRawForEncryption')
+    if (typeof encrypted !== 'boolean') {
+      throw invalid(`getAllocatorPtrRawForEncryption: encrypted is ${show(encrypted)}; pass true or false`)
+    }
+    return pointer(typed(() => native().slotPointerForEncryption(backend, encrypted)))
   }
 
   registerCurrentAllocatorPtr(ptr: bigint | null): void {
+    const backend = numberOf(this, 'registerCurrentAllocatorPtr')
     const address = pointerNumber('registerCurrentAllocatorPtr', ptr)
-    typed(() => native().registerSlot(this.#number, address))
+    typed(() => native().registerSlot(backend, address))
   }
 
   threadAlloc(size: number, align: number, options?: PolicyOption): bigint | null {
+    const backend = numberOf(this, 'threadAlloc')
     const policy = policyNumber('threadAlloc', options) ?? 0
     const [bytes, alignment] = [bytesNumber('threadAlloc: size', size), bytesNumber('threadAlloc: align', align)]
-    return pointer(typed(() => native().threadAlloc(this.#number, policy, bytes, alignment)))
+    return pointer(typed(() => native().threadAlloc(backend, policy, bytes, alignment)))
   }
 
   threadFree(ptr: bigint | null, options?: PolicyOption): void {
+    const backend = numberOf(this, 'threadFree')
     const policy = policyNumber('threadFree', options) ?? 0
     const address = pointerNumber('threadFree', ptr)
-    typed(() => native().threadFree(this.#number, policy, address))
+    typed(() => native().threadFree(backend, policy, address))
   }
 
   threadRealloc(ptr: bigint | null, newSize: number, align: number, options?: PolicyOption): bigint | null {
+    const backend = numberOf(this, 'threadRealloc')
     const policy = policyNumber('threadRealloc', options) ?? 0
     const address = pointerNumber('threadRealloc', ptr)
     const [bytes, alignment] = [
       bytesNumber('threadRealloc: newSize', newSize),
       bytesNumber('threadRealloc: align', align),
     ]
-    return pointer(typed(() => native().threadRealloc(this.#number, policy, address, bytes, alignment)))
+    return pointer(typed(() => native().threadRealloc(backend, policy, address, bytes, alignment)))
   }
 
   usableSize(ptr: bigint | null): number {
+    const backend = numberOf(this, 'usableSize')
     const address = pointerNumber('usableSize', ptr)
-    return typed(() => native().usableSize(this.#number, address))
-  }
-
-  #capabilities(): ReturnType<ReturnType<typeof native>['backendCapabilities']> {
-    return typed(() => native().backendCapabilities(this.#number))
+    return typed(() => native().usableSize(backend, address))
   }
 }
 
@@ -418,6 +458,3 @@ export const SecurePolicy: PolicySlots = policySlots('secure')
 
 /** Also encodes free lists, delays reuse and checks redzones. */
 export const HardenedPolicy: PolicySlots = policySlots('hardened')
-
-disposableEverywhere(ThreadAllocator.prototype)
-name(ThreadAllocator, 'ThreadAllocator')

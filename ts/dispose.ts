@@ -13,8 +13,10 @@ export const dispose: typeof Symbol.dispose = Symbol.dispose
 export function disposableEverywhere(prototype: Disposable): void {
   const registered = Symbol.for('Symbol.dispose')
   if (registered === (dispose as symbol)) return
-  const value = function (this: Disposable): void {
-    this[dispose]()
+  const own = prototype[dispose]
+  // What a subclass has instead; on anything else, the method that says what is wrong.
+  const value = function (this: Disposable | undefined): void {
+    ;(this?.[dispose] ?? own).call(this as Disposable)
   }
   Object.defineProperty(prototype, registered, { value, configurable: true, writable: true })
 }

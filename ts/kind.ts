@@ -1,8 +1,10 @@
-import { guard, intrinsicBuffer, isDetached } from './buffers.js'
+import { guard, intrinsicBuffer, isDetached, tagOf } from './buffers.js'
 import type { Content } from './buffers.js'
 import { contentOfArray, DETACHED, doubleFree, freePooled, isCurrent } from './arrays.js'
 import { disposableEverywhere, dispose } from './dispose.js'
 import { invalid } from './errors.js'
+import type { UnimallocError } from './errors.js'
+import { foreignRead, foreignReceiver } from './receivers.js'
 import { release } from './release.js'
 import type { CheckedFreeOptions } from './release.js'
 import { retireIfDetached, Slot } from './slabs.js'
@@ -32,35 +34,53 @@ const { subarray } = Object.getPrototypeOf(Uint8Array.prototype) as {
   subarray(this: unknown, start?: number, end?: number): TypedArray
 }
 
+/** The error of a method that was called on something else. */
+export function notAnArray(method: PropertyKey, receiver: unknown): UnimallocError {
+  return foreignReceiver(method, 'array', receiver)
+}
+
+/** What lies behind the array that a member is asked of; null once it was freed. */
+function contentBehind(
+  array: unknown,
+  key: PropertyKey,
+  foreign: typeof foreignRead | typeof foreignReceiver,
+): Content | null {
+  const content = typeof array === 'object' && array !== null ? contentOfArray(array) : undefined
+  if (content === undefined) throw foreign(key, 'array', array)
+  return content
+}
+
 /** What all kinds have in common; copied to the prototype of each. */
 const members = Object.getOwnPropertyDescriptors({
   // By these two the program gets hold of the buffer.
   get buffer(): ArrayBufferLike {
+    if (tagOf(this) === undefined) throw foreignRead('buffer', 'array', this)
     const buffer = intrinsicBuffer(this)
     guard(buffer)
     return buffer
   },
 
   subarray(start?: number, end?: number): TypedArray {
+    if (tagOf(this) === undefined) throw notAnArray('subarray', this)
     guard(intrinsicBuffer(this))
     return subarray.call(this, start, end)
   },
 
   get pointer(): bigint {
-    const content = contentOfArray(this)
-    if (content == null) throw invalid('the array was freed, and has no address any more')
+    const content = contentBehind(this, 'pointer', foreignRead)
+    if (content === null) throw invalid('the array was freed, and has no address any more')
     const isMemory = content instanceof Slot || content.handle !== 0
     if (isMemory && isDetached(intrinsicBuffer(this))) throw invalid(DETACHED)
     return BigInt(content.address)
   },
 
   get freed(): boolean {
-    return contentOfArray(this) === null
+    return contentBehind(this, 'freed', foreignRead) === null
   },
 
   [dispose](): void {
-    const content = contentOfArray(this)
-    if (content == null) return
+    const content = contentBehind(this, dispose, foreignReceiver)
+    if (content === null) return
     // Whose slab was detached cannot be freed any more, by no fault of whoever owns the array.
     if (content.slab !== null && retireIfDetached(content.slab)) return
     ;(this as unknown as UnifiedArray).free()

@@ -3,10 +3,16 @@ export function name(of: { prototype: object }, as: string): void {
   Object.defineProperty(of, 'name', { value: as, configurable: true })
 }
 
-/** Has `console.log` show an object in words. */
-export function showAs<T extends object>(of: { prototype: T }, words: (object: T) => string): void {
-  const value = function (this: T): string {
-    return words(this)
+type Inspect = (value: object, options: object) => string
+
+/** Has `console.log` show an object in words; the prototype, and what was made from it, as any other object. */
+export function showAs<T extends object>(
+  of: { prototype: T },
+  isOne: (value: object) => boolean,
+  words: (object: T) => string,
+): void {
+  const value = function (this: T, _depth: number, options: object, inspect: Inspect): string {
+    return isOne(this) ? words(this) : inspect(this, { ...options, customInspect: false })
   }
   Object.defineProperty(of.prototype, Symbol.for('nodejs.util.inspect.custom'), {
     value,

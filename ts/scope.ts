@@ -4,6 +4,7 @@ import type { Block, Collector } from './buffers.js'
 import { disposableEverywhere, dispose } from './dispose.js'
 import { name } from './naming.js'
 import { invalid, UnimallocError } from './errors.js'
+import { checkReceivers } from './receivers.js'
 import { end } from './release.js'
 import type { AllocOptions, ArrayType, Copied, TypedArray, UnifiedArray } from './types.js'
 
@@ -38,6 +39,12 @@ export class ArrayScope implements Scope {
   readonly #allocator: Allocator
   readonly #collected: Collected
   #ended = false
+
+  static {
+    name(this, 'Scope')
+    disposableEverywhere(this.prototype)
+    checkReceivers(this, 'scope', (value) => #ended in value)
+  }
 
   constructor(allocator: Allocator, parent: Collected | null) {
     this.#allocator = allocator
@@ -122,6 +129,3 @@ export class ArrayScope implements Scope {
     if (this.#ended) throw new UnimallocError('DISPOSED', 'the scope has ended: allocate through a new one')
   }
 }
-
-disposableEverywhere(ArrayScope.prototype)
-name(ArrayScope, 'Scope')

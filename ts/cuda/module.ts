@@ -5,6 +5,7 @@ import { native } from '../native.js'
 import type { Native } from '../native.js'
 import { needsGpu, onGpu } from './needs-gpu.js'
 import { checkKeys, count } from '../options.js'
+import { checkReceivers } from '../receivers.js'
 import { packArguments } from './arguments.js'
 import type { KernelArgument } from './arguments.js'
 import { defaultStream, settled, Stream } from './stream.js'
@@ -99,6 +100,12 @@ function checkCompile(what: string, source: unknown, options: CompileOptions): R
 class LoadedModule implements Module {
   #module: NativeModule | null
 
+  static {
+    name(this, 'Module')
+    disposableEverywhere(this.prototype)
+    checkReceivers(this, 'module', (value) => #module in value)
+  }
+
   constructor(module: NativeModule) {
     this.#module = module
   }
@@ -132,12 +139,14 @@ function sayThatLaunchesWait(): void {
 const LAUNCH_KEYS = ['args', 'block', 'sharedBytes', 'stream', 'unsafeConcurrent', 'grid', 'threads'] as const
 const MAX_DIM = 2 ** 32 - 1
 
-disposableEverywhere(LoadedModule.prototype)
-name(LoadedModule, 'Module')
-
 class LoadedKernel implements Kernel {
   readonly #kernel: NativeKernel
   readonly #device: number
+
+  static {
+    name(this, 'Kernel')
+    checkReceivers(this, 'kernel', (value) => #kernel in value)
+  }
 
   constructor(kernel: NativeKernel) {
     this.#kernel = kernel
@@ -218,5 +227,3 @@ function streamOf(device: number): Stream {
   if (stream === undefined) streams.set(device, (stream = new Stream({ device })))
   return stream
 }
-
-name(LoadedKernel, 'Kernel')

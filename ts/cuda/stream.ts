@@ -7,6 +7,7 @@ import { native } from '../native.js'
 import type { Native } from '../native.js'
 import { onGpu } from './needs-gpu.js'
 import { checkKeys, count, oneOf } from '../options.js'
+import { checkReceivers } from '../receivers.js'
 import { rangeOf } from './range.js'
 import { bindStream, streamHandle, streamIfUsable, unbindStream } from './stream-handle.js'
 
@@ -51,6 +52,9 @@ export class Stream implements Disposable {
   }
 
   static {
+    name(this, 'Stream')
+    disposableEverywhere(this.prototype)
+    checkReceivers(this, 'stream', (value) => #disposable in value)
     makeDefaultStream = () => {
       const stream = new Stream(INTERNAL as never)
       bindStream(stream, null, () => onGpu(() => typed(() => native().streamDefault(0))))
@@ -169,6 +173,9 @@ export class Event implements Disposable {
   }
 
   static {
+    name(this, 'Event')
+    disposableEverywhere(this.prototype)
+    checkReceivers(this, 'event', (value) => #handle in value)
     makeEvent = (handle) => new Event(INTERNAL, handle)
     eventHandle = (event) => {
       if (typeof event !== 'object' || event === null || !(#handle in event)) {
@@ -223,8 +230,3 @@ export async function settled<T>(promise: Promise<T>): Promise<T> {
     throw fromNative(error)
   }
 }
-
-disposableEverywhere(Stream.prototype)
-disposableEverywhere(Event.prototype)
-name(Stream, 'Stream')
-name(Event, 'Event')
