@@ -15,17 +15,18 @@ export function openAccount(options: CheckedAllocatorOptions): { number: number;
   }
   const backend = options.backend === 'auto' ? (missing === null ? 'cuda-unified' : 'host') : options.backend
   const { device } = options
+  // Asked of the driver alone: to be described in full, every device would get a context.
+  const deviceBytes = backend === 'host' ? [] : typed(() => binding.cudaTotalBytes())
   if (backend === 'host') {
     if (device !== 0)
       throw invalid(`device is ${device}, and the host backend has none; leave it out, or ask for 'cuda-unified'`)
   } else {
-    const devices = typed(() => binding.cudaDevices())
-    if (device >= devices.length) {
-      throw invalid(`device is ${device}; this machine has ${devices.length}, counted from 0: see cuda.devices()`)
+    const { length } = deviceBytes
+    if (device >= length) {
+      throw invalid(`device is ${device}; this machine has ${length}, counted from 0: see cuda.devices()`)
     }
   }
-  const whole = (): number =>
-    backend === 'host' ? hostBytes() : (typed(() => binding.cudaDevices())[device]?.totalBytes ?? 0)
+  const whole = (): number => (backend === 'host' ? hostBytes() : (deviceBytes[device] as number))
   const limit = bytes('maxBytes', options.maxBytes, whole)
   const number = typed(() =>
     binding.openAccount(BACKENDS.indexOf(backend), POLICIES.indexOf(options.policy), device, limit),

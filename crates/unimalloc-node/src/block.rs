@@ -166,7 +166,7 @@ impl Block {
     /// Waits until no work on the GPU writes to the block any more.
     pub fn wait_for_gpu(&self) -> Result<(), CudaError> {
         if self.used_on_gpu.swap(false, Ordering::Relaxed) {
-            cuda::synchronize(self.account.device)?;
+            cuda::synchronize_all()?; // the work may have been another device's than the block's own
         }
         Ok(())
     }

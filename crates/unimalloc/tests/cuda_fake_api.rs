@@ -7,7 +7,7 @@ use fake_cuda::{Build, Loaded, OLD_VERSION};
 use unimalloc::cuda::{
     self, CompileOptions, CudaErrorKind, Hint, KernelArg, LaunchConfig, Module, PrefetchTo, Stream,
 };
-use unimalloc::{is_cuda_available, CudaUnifiedBackend, MemoryBackend};
+use unimalloc::{is_cuda_available, CudaUnifiedBackend, MemoryBackend, Place, Placement};
 
 const MIB: usize = 1 << 20;
 
@@ -34,8 +34,11 @@ impl Floats {
     const COUNT: usize = MIB / 4;
 
     fn new() -> Self {
+        Self::at(Place::DEFAULT)
+    }
+    fn at(place: Place) -> Self {
         // SAFETY: any size may be asked for.
-        let base = unsafe { CudaUnifiedBackend::allocate(MIB) };
+        let base = unsafe { CudaUnifiedBackend::allocate_at(MIB, place) };
         assert!(!base.is_null());
         Self(base.cast())
     }
@@ -235,6 +238,31 @@ in_child!(a_prefetch_that_cannot_apply_says_why, Build::new(), ["FAKE_CUDA_CONCU
     assert!(reason.contains("concurrent"), "{reason}");
     assert_eq!(fake().counter("cuMemPrefetchAsync_v2"), 0);
 });
+
+in_child!(
+    memory_of_another_device_is_refused_where_it_is_not_reached,
+    Build::new(),
+    ["FAKE_CUDA_DEVICES" = "2", "FAKE_CUDA_CONCURRENT" = "0"],
+    {
+        let (module, stream) = (module(), Stream::new(0).unwrap());
+        let there = |placement| Floats::at(Place { device: 1, placement });
+        let (own, managed, pinned) = (Floats::new(), there(Placement::Auto), there(Placement::Host));
+        for (data, index) in [(&managed, 0), (&own, 2)] {
+            let args = [data.arg(), own.arg(), managed.arg(), COUNT];
+            let error = launch(&module, "vector_add", &stream, &args).unwrap_err();
+            assert_eq!(error.kind(), CudaErrorKind::InvalidArgument);
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("argument {index}: ")) && text.contains("device 1"), "{text}");
+        }
+        // SAFETY: the regions are live until the stream was waited for.
+        let filled = unsafe { [&managed, &pinned].map(|data| stream.fill(data.bytes(), 0, MIB).is_ok()) };
+        assert_eq!((filled, fake().counter("cuLaunchKernel")), ([false, true], 0));
+        launch(&module, "fill_f32", &stream, &[pinned.arg(), COUNT, KernelArg::F32(3.0)]).unwrap();
+        cuda::synchronize_all().unwrap();
+        assert!(pinned.all(3.0));
+        assert_eq!(fake().counter("live_contexts"), 2);
+    }
+);
 
 fn wrong_arguments() {
     let (module, stream, data) = (module(), Stream::new(0).unwrap(), Floats::new());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use napi::Result;
 use napi_derive::napi;
 use unimalloc::cuda::{self, CudaError, CudaErrorKind};
-use unimalloc::{pending_stats, take_up_pending};
+use unimalloc::{pending_stats, take_up_pending, CudaUnifiedBackend};
 
 use crate::block::Block;
 use crate::dispatch::Backend;
@@ -127,6 +127,14 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
             can_oversubscribe: device.can_oversubscribe,
             driver_version: device.driver_version,
         })
+        .collect())
+}
+
+/// Bytes of memory of each device, by index. Creates no context.
+#[napi(catch_unwind)]
+pub fn cuda_total_bytes() -> Result<Vec<f64>> {
+    Ok((0..=u16::MAX)
+        .map_while(|device| CudaUnifiedBackend::total_bytes(device).map(|bytes| bytes as f64))
         .collect())
 }
 

@@ -40,9 +40,7 @@ impl Task for Wait {
         catch_unwind(AssertUnwindSafe(|| match &self.0 {
             Target::Stream(stream) => stream.synchronize(),
             Target::Event(event) => event.synchronize(),
-            Target::AllDevices => {
-                (0..cuda::devices()?.len()).try_for_each(|index| cuda::synchronize(index as u16))
-            }
+            Target::AllDevices => cuda::synchronize_all(),
         }))
         .map_err(|_| {
             failure("CUDA_ERROR", "waiting for the GPU failed inside the driver layer: report this as a bug")

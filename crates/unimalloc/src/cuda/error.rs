@@ -108,6 +108,12 @@ impl CudaError {
         Self { kind, code, name, message, log: None }
     }
 
+    /// The same error, after words that say what it is about.
+    pub(crate) fn about(mut self, what: &str) -> Self {
+        self.message.insert_str(0, what);
+        self
+    }
+
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::plain(CudaErrorKind::InvalidArgument, message.into())
     }

@@ -47,6 +47,13 @@ pub fn synchronize(device_index: u16) -> Result<(), CudaError> {
     device.call("waiting for the device", |entries| unsafe { (entries.cuCtxSynchronize)() })
 }
 
+/// Waits until every device has done all that this process gave it. Blocks the thread. A device that was never used has nothing
+/// to do, and gets no context for the answer. An error of one is answered when the others are done.
+pub fn synchronize_all() -> Result<(), CudaError> {
+    let used = driver::require()?.devices.iter().filter(|device| device.has_context());
+    used.map(|device| synchronize(device.index)).fold(Ok(()), Result::and)
+}
+
 /// The name of a driver's result code, such as `CUDA_ERROR_INVALID_VALUE`.
 pub fn error_name(code: u32) -> String {
     driver::error_name(code)

@@ -358,8 +358,7 @@ impl Stream {
         self.inner.track.store(track, Ordering::Release);
     }
 
-    #[cfg_attr(all(test, shuttle), allow(dead_code))]
-    pub(super) fn device_ref(&self) -> &'static Device {
+    pub(crate) fn device_ref(&self) -> &'static Device {
         self.inner.device
     }
 

@@ -3,6 +3,8 @@
 use super::marks::mark;
 use super::pending::reclaim;
 use super::tracks;
+use crate::backend::cuda::why_unreachable;
+use crate::cuda::driver;
 use crate::cuda::{CudaError, Hint, Kernel, KernelArg, LaunchConfig, PrefetchTo, Stream};
 use crate::error::FreeError;
 use crate::meta::slot;
@@ -89,10 +91,18 @@ impl Kernel {
         stream: &Stream,
         args: &[KernelArg<'_>],
     ) -> Result<(), CudaError> {
-        for arg in args {
-            if let KernelArg::Pointer(address) = arg {
-                note(*address as *const u8, stream);
-            }
+        let pointers = || {
+            args.iter().enumerate().filter_map(|(index, arg)| match arg {
+                KernelArg::Pointer(address) => Some((index, *address as *const u8)),
+                _ => None,
+            })
+        };
+        // Where the stream is of another device, that is what is wrong.
+        for (index, pointer) in pointers().filter(|_| stream.device() == self.device()) {
+            stream.check_reach(pointer, || format!("argument {index}: "))?;
+        }
+        for (_, pointer) in pointers() {
+            note(pointer, stream);
         }
         // SAFETY: the caller's promise.
         unsafe { self.enqueue(config, stream, args) }
@@ -100,6 +110,18 @@ impl Kernel {
 }
 
 impl Stream {
+    /// Refuses memory that this stream's device cannot use. `what` says which it is.
+    fn check_reach(&self, ptr: *const u8, what: impl FnOnce() -> String) -> Result<(), CudaError> {
+        let driver = driver::require()?;
+        // With one device all memory is its own, and nothing need be looked up.
+        if driver.devices.len() > 1 {
+            if let Some(error) = why_unreachable(driver, ptr, self.device_ref()) {
+                return Err(error.about(&what()));
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the pages of a range of managed memory, in the stream's order. Answers why where that cannot apply: also for a
     /// block of [`HostBackend`], so that a program need not ask which backend it runs on.
     ///
@@ -151,6 +173,7 @@ impl Stream {
     /// The range is valid for the device and stays so, untouched by others, until the stream has done it or its block
     /// was freed.
     pub unsafe fn fill(&self, ptr: *mut u8, byte: u8, len: usize) -> Result<(), CudaError> {
+        self.check_reach(ptr, String::new)?;
         note(ptr, self);
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_fill(ptr, byte, len) }

@@ -6,7 +6,7 @@ use super::budget::{Budget, Grant, Limit, Seen};
 use super::registry::{Entry, Registry};
 use super::{fork, system_memory, valid_size, BackendCounters, MemoryBackend};
 use crate::cuda::driver::{self, Driver};
-use crate::cuda::{error, Device, Stream};
+use crate::cuda::{error, CudaError, Device, Stream};
 use crate::error::{set_last_error, AllocError};
 use crate::placement::{Hint, Place, Placement};
 
@@ -60,6 +60,31 @@ impl CudaUnifiedBackend {
     }
 }
 
+/// Why work of a device cannot use the memory that an address lies in; `None` where it can, or where the memory is not ours.
+pub(crate) fn why_unreachable(driver: &Driver, ptr: *const u8, device: &Device) -> Option<CudaError> {
+    let (_, entry) = REGISTRY.containing(ptr as usize, 1)?;
+    let owner = driver.devices.get(usize::from(entry.device))?;
+    if owner.index == device.index {
+        return None;
+    }
+    let (its, own) = (owner.index, device.index);
+    if let Some(code) = owner.lost() {
+        let what = format!(
+            "using memory of device {its} on device {own}, after its contents went with its context,"
+        );
+        return Some(CudaError::driver(code, &what));
+    }
+    // Pinned memory is mapped into every context; other memory moves on demand where both devices can fault on it.
+    let moves = owner.concurrent_managed_access && device.concurrent_managed_access;
+    if moves || Kind::from_u8(entry.kind) == Kind::Pinned {
+        return None;
+    }
+    Some(CudaError::invalid(format!(
+        "the memory was allocated for device {its}, and without concurrent managed access device {own} does not reach it: allocate \
+         it for device {own}, or with the placement 'host', or copy it to memory of device {own} with a stream of that device"
+    )))
+}
+
 /// Whether unified memory can be had here. Creates no CUDA context.
 /// [`cuda::unavailable_reason`](crate::cuda::unavailable_reason) has the words for a `false`.
 pub fn is_cuda_available() -> bool {
@@ -85,6 +110,15 @@ fn ceilings(driver: &'static Driver, device: &Device) -> Result<(u64, u64), Allo
             Ok((BUDGET.ceiling(1.0, || Some(all))?, u64::MAX))
         }
     }
+}
+
+/// The ceiling on the process before any device is in use.
+fn process_ceiling(driver: &'static Driver) -> Result<u64, AllocError> {
+    let total = driver.devices.iter().map(|device| device.total_bytes).min().unwrap_or(0);
+    Ok(match BUDGET.limit()? {
+        Limit::Available => BUDGET.ceiling(HOST_SHARE, system_memory::look)?.min(total),
+        _ => BUDGET.ceiling(1.0, || Some(Seen { available: total, total }))?,
+    })
 }
 
 fn free_bytes(driver: &Driver, device: &Device) -> Result<u64, AllocError> {
@@ -307,8 +341,11 @@ unsafe impl MemoryBackend for CudaUnifiedBackend {
         if !driver.devices.iter().all(|device| device.concurrent_managed_access) {
             return super::SEGMENT_MIN;
         }
-        let ceiling = driver.devices.iter().filter_map(|device| ceilings(driver, device).ok());
-        super::segment_bytes_for(ceiling.map(|(process, device)| process.min(device)).min().unwrap_or(0))
+        // A device that is not in use gets no context for the answer. Near a ceiling smaller segments are tried anyway.
+        let used = driver.devices.iter().filter(|device| device.has_context());
+        let ceiling = used.filter_map(|device| ceilings(driver, device).ok());
+        let least = ceiling.map(|(process, device)| process.min(device)).min();
+        super::segment_bytes_for(least.or_else(|| process_ceiling(driver).ok()).unwrap_or(0))
     }
 
     fn counters() -> BackendCounters {
