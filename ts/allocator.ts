@@ -20,7 +20,7 @@ import { madeStream, streamHandle } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
 import { disposableEverywhere, dispose } from './dispose.js'
 import { fromNative, invalid, show, typed, UnimallocError } from './errors.js'
-import { hot, results } from './hot.js'
+import { asked, hot, results } from './hot.js'
 import type { Kind } from './kind.js'
 import { closeLedger, openLedger } from './ledger.js'
 import type { Ledger } from './ledger.js'
@@ -69,7 +69,8 @@ interface Opened {
   backend: BackendName
   policy: PolicyName
   device: number
-  placement: number
+  /** Of an allocation without options. */
+  plain: Request
   /** Null where magazines do not serve. */
   magazine: Magazine | null
 }
@@ -332,7 +333,7 @@ export class Allocator implements Disposable {
     const opened = this.#account(true)
     const number =
       placement === undefined
-        ? opened.placement
+        ? opened.plain.placement
         : PLACEMENTS.indexOf(oneOf('whyNoPlacement: placement', placement, PLACEMENTS))
     return typed(() => native().placementHint(BACKENDS.indexOf(opened.backend), opened.device, number))
   }
@@ -393,10 +394,7 @@ export class Allocator implements Disposable {
     caller: (...args: never[]) => unknown,
   ): UnifiedArray {
     const opened = this.#account()
-    const request =
-      options === undefined
-        ? { alignment: DEFAULT_ALIGNMENT, placement: opened.placement }
-        : checkAllocOptions(caller.name, options, opened)
+    const request = options === undefined ? opened.plain : checkAllocOptions(caller.name, options, opened)
     return this.#makeChecked(kind, length, request, contents, caller)
   }
 
@@ -440,8 +438,12 @@ export class Allocator implements Disposable {
   #allocate(opened: Opened, bytes: number, request: Request, contents: number): ArrayBuffer {
     const how = request.placement | contents
     const made = this.#attempt(opened, bytes, request, how)
-    if (typeof made !== 'number') return made
-    return this.#insist(opened, bytes, made, () => this.#attempt(opened, bytes, request, how)) as ArrayBuffer
+    return typeof made === 'number' ? this.#allocateAgain(opened, bytes, request, how, made) : made
+  }
+
+  /** Apart, so that no closure is made for an allocation that needs none. */
+  #allocateAgain(opened: Opened, bytes: number, request: Request, how: number, refusal: number): ArrayBuffer {
+    return this.#insist(opened, bytes, refusal, () => this.#attempt(opened, bytes, request, how)) as ArrayBuffer
   }
 
   /** A buffer over a new block, or why there is none. */
@@ -454,11 +456,14 @@ export class Allocator implements Disposable {
     this.#ledger?.shut()
     this.#ledger?.publish()
     try {
-      const made =
-        stream === undefined
-          ? hot().allocate(number, bytes, align, how)
-          : native().allocateForStream(number, bytes, align, how, results, stream)
-      return made ?? (results[0] as number)
+      if (stream !== undefined) {
+        return native().allocateForStream(number, bytes, align, how, results, stream) ?? (results[0] as number)
+      }
+      asked[0] = number
+      asked[1] = bytes
+      asked[2] = align
+      asked[3] = how
+      return hot().allocate() ?? (results[0] as number)
     } catch (error) {
       throw fromNative(error)
     }
@@ -573,7 +578,7 @@ export class Allocator implements Disposable {
       backend,
       policy: checked.policy,
       device: checked.device,
-      placement,
+      plain: { alignment: DEFAULT_ALIGNMENT, placement },
       magazine: serves ? magazineFor(BACKENDS.indexOf(backend), checked.device, placement) : null,
     })
   }
@@ -623,8 +628,8 @@ function isRefusal(made: unknown): boolean {
 }
 
 /** Whether a magazine serves such a request: its blocks are all alike. */
-function isPlain(opened: Opened, { alignment, placement, stream }: Request): boolean {
-  return alignment === DEFAULT_ALIGNMENT && placement === opened.placement && stream === undefined
+function isPlain({ plain }: Opened, { alignment, placement, stream }: Request): boolean {
+  return alignment === plain.alignment && placement === plain.placement && stream === undefined
 }
 
 function checkAllocOptions(what: string, options: AllocOptions, opened: Opened): Request {
@@ -634,7 +639,7 @@ function checkAllocOptions(what: string, options: AllocOptions, opened: Opened):
     alignment: align === undefined ? DEFAULT_ALIGNMENT : alignment(`${what}: alignment`, align),
     placement:
       placement === undefined
-        ? opened.placement
+        ? opened.plain.placement
         : PLACEMENTS.indexOf(oneOf(`${what}: placement`, placement, PLACEMENTS)),
   }
   if (stream !== undefined) {

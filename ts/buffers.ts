@@ -95,7 +95,16 @@ class Stamp extends Identity {
   }
 }
 
-const hasTransfer = typeof ArrayBuffer.prototype.transfer === 'function'
+const transfer = ArrayBuffer.prototype.transfer as ((this: unknown, bytes: number) => ArrayBuffer) | undefined
+
+/**
+ * Whether native code may detach buffers. From Node 23 on `markAsUntransferable()` gives a buffer a key, and Node-API ends the process for want of
+ * it, where `transfer()` throws; other engines run finalizers inside the call.
+ */
+export const detachesNatively =
+  process.versions['bun'] === undefined &&
+  process.versions['deno'] === undefined &&
+  Number.parseInt(process.versions.node, 10) < 23
 
 function refuseTransfer(): never {
   throw new UnimallocError(
@@ -171,6 +180,13 @@ export function contentOfBuffer(buffer: ArrayBufferLike): Block | Slab | undefin
   return Stamp.of(buffer)
 }
 
+const bufferBytes = Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, 'byteLength')?.get as Getter
+
+/** {@link isDetached} for the buffer of a block that has bytes, which takes less time. */
+export function hasLostItsBytes(buffer: ArrayBuffer): boolean {
+  return bufferBytes.call(buffer) === 0
+}
+
 const detachedGetter = Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, 'detached')?.get
 
 /** Whether a buffer has lost its bytes. Without the getter (Node 20), a block's buffer with no bytes is a detached one. */
@@ -188,17 +204,20 @@ export function isDetached(buffer: ArrayBufferLike): boolean {
 export function detach(buffer: ArrayBuffer): void {
   let detached: boolean
   try {
-    detached = hasTransfer ? (ArrayBuffer.prototype.transfer.call(buffer, 0), true) : native().detach(buffer)
+    detached = transfer === undefined ? native().detach(buffer) : (transfer.call(buffer, 0), true)
   } catch {
     detached = false
   }
-  if (!detached) {
-    throw new UnimallocError(
-      'NOT_TRANSFERABLE',
-      'the buffer cannot be detached, because markAsUntransferable() was called on it: leave its array to the garbage ' +
-        'collector, and do not mark buffers of unified arrays',
-    )
-  }
+  if (!detached) throw notDetachable()
+}
+
+/** The error for a buffer that the engine does not let us detach. */
+export function notDetachable(): UnimallocError {
+  return new UnimallocError(
+    'NOT_TRANSFERABLE',
+    'the buffer cannot be detached, because markAsUntransferable() was called on it: leave its array to the garbage ' +
+      'collector, and do not mark buffers of unified arrays',
+  )
 }
 
 /** A view's buffer, or an error that says what is wrong with the value. */

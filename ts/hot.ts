@@ -8,14 +8,16 @@ export const MOST_BLOCKS = 64
 const shared = new ArrayBuffer(NUMBERS + 4 * MOST_BLOCKS)
 
 /** What the latest call of this thread answered beside its value. */
-export const results = new Float64Array(shared, 0, NUMBERS / 8)
+export const results = new Float64Array(shared, 0, NUMBERS / 16)
+/** What a call is asked with that takes no arguments: the engine hands over numbers more slowly than they are put here. */
+export const asked = new Float64Array(shared, NUMBERS / 2, NUMBERS / 16)
 /** Block handles that go with a call, or come from it. */
 export const handles = new Int32Array(shared, NUMBERS)
 
 /** The calls that arrays make all the time, by a shorter way than the generated binding's. */
 export interface Hot {
-  /** A buffer; results: handle of the hold, address, usable bytes. Or null and the reason. */
-  allocate(account: number, bytes: number, align: number, how: number): ArrayBuffer | null
+  /** Asked with account, bytes, alignment, and how. A buffer; results: handle of the hold, address, usable bytes. Or null and the reason. */
+  allocate(): ArrayBuffer | null
   release(hold: number): void
   /** Borrows blocks for a magazine. Results: how many, or the reason for none; 1 where empty slabs are wanted back. */
   refill(backend: number, device: number, placement: number, size: number, count: number): void
@@ -33,6 +35,8 @@ export interface Hot {
   promote(block: number, account: number, requested: number): void
   /** Frees a block that is marked with a stream. */
   freeMarked(block: number, account: number, requested: number): void
+  /** Asked with the handle of the buffer's hold, detaches the buffer and ends the hold. Results: 1, or 0 if the buffer cannot be detached. */
+  detach(buffer: ArrayBuffer): void
 }
 
 let functions: Hot | undefined
@@ -43,7 +47,7 @@ export function hot(): Hot {
 }
 
 function bind(): Hot {
-  const [allocate, release, refill, flush, map, setLeaving, unmap, forsake, promote, freeMarked] =
+  const [allocate, release, refill, flush, map, setLeaving, unmap, forsake, promote, freeMarked, detach] =
     native().hotFunctions(shared) as unknown as { [index: number]: never } & Iterable<never>
   return (functions = {
     allocate,
@@ -56,5 +60,6 @@ function bind(): Hot {
     forsake,
     promote,
     freeMarked,
+    detach,
   } as unknown as Hot)
 }

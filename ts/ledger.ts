@@ -16,6 +16,10 @@ export enum Cell {
   peakBytes = 6,
   peakCount = 7,
   limit = 11,
+  /** What other threads did, to be added to the first three. */
+  heldBytesElsewhere = 12,
+  pendingBytesElsewhere = 13,
+  countElsewhere = 14,
 }
 
 /** Sizes are counted in steps: every block of a magazine is a multiple of one. */
@@ -156,10 +160,11 @@ export class Ledger {
    */
   admit({ steps, cost }: Tally): number {
     const { cells, pooledBytes, pooledCount } = this
-    const held = cells[Cell.heldBytes] as number
-    // Not below zero: another thread may let a block go between the two loads.
-    const current = Math.max(0, held - (cells[Cell.pendingBytes] as number))
-    const count = cells[Cell.count] as number
+    const figure = (own: Cell, elsewhere: Cell): number => (cells[own] as number) + (cells[elsewhere] as number)
+    const held = figure(Cell.heldBytes, Cell.heldBytesElsewhere)
+    // Not below zero: another thread may let a block go between the loads.
+    const current = Math.max(0, held - figure(Cell.pendingBytes, Cell.pendingBytesElsewhere))
+    const count = figure(Cell.count, Cell.countElsewhere)
     const bytes = pooledBytes + steps * STEP
     if (held + bytes > this.#limit) return -1
     const peakBytes = Math.max(cells[Cell.peakBytes] as number, current + bytes)

@@ -1,8 +1,8 @@
-import { Block, detach, isDetached } from './buffers.js'
+import { Block, detach, detachesNatively, hasLostItsBytes, isDetached, notDetachable } from './buffers.js'
 import { fromNative, typed } from './errors.js'
 import { checkKeys } from './options.js'
 import { invalid, show } from './errors.js'
-import { hot } from './hot.js'
+import { asked, hot, results } from './hot.js'
 import { native } from './native.js'
 import { madeStream } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
@@ -40,11 +40,17 @@ export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeO
     return
   }
   // A slab stays: others use it.
-  if (block.slab === null && !isDetached(buffer)) detachOwn(block, buffer)
-  else if (block.slab === null) {
-    finish(block)
-    typed(() => native().releaseWhenCollected(block.handle))
-    return
+  if (block.slab === null) {
+    if (hasLostItsBytes(buffer)) {
+      finish(block)
+      typed(() => native().releaseWhenCollected(block.handle))
+      return
+    }
+    if (detachesNatively) {
+      detachAndEnd(block, buffer)
+      return
+    }
+    detachOwn(block, buffer)
   }
   finish(block)
   try {
@@ -90,6 +96,19 @@ function detachOwn(block: Block, buffer: ArrayBuffer): void {
     leaving[0] = 0
     throw error
   }
+}
+
+/** Detaches a block's buffer and ends its hold, in one call. */
+function detachAndEnd(block: Block, buffer: ArrayBuffer): void {
+  asked[0] = block.handle
+  try {
+    hot().detach(buffer)
+  } catch (error) {
+    finish(block) // it was detached
+    throw fromNative(error)
+  }
+  if (results[0] === 0) throw notDetachable()
+  finish(block)
 }
 
 function finish(block: Block): void {

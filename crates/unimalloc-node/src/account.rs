@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::dispatch::{Backend, Policy};
+use crate::thread_number::ThreadNumber;
 
 /// A figure that JavaScript sees as a double: exact up to 2^53.
 #[derive(Debug, Default)]
@@ -20,31 +21,35 @@ impl Cell {
         self.0.store(value.to_bits(), Relaxed);
     }
 
-    /// For cells that any thread writes to.
+    /// As `set`.
     fn add(&self, value: f64) {
-        self.add_within(value, f64::INFINITY);
+        self.set(self.get() + value);
     }
 
-    /// Adds, unless the sum would exceed `most`.
-    fn add_within(&self, value: f64, most: f64) -> bool {
-        let sum = |bits| {
-            let sum = f64::from_bits(bits) + value;
-            (sum <= most).then(|| sum.to_bits())
-        };
-        self.0.fetch_update(Relaxed, Relaxed, sum).is_ok()
+    /// For cells that any thread writes to.
+    fn add_shared(&self, value: f64) {
+        // The closure refuses no value.
+        let _ = self.0.fetch_update(Relaxed, Relaxed, |bits| Some((f64::from_bits(bits) + value).to_bits()));
     }
 }
 
-/// The figures of an account, which JavaScript maps: `ts/ledger.ts` has the same order. The first four any thread writes
-/// to; the others only the thread that opened the account, in native code and in JavaScript.
+/// Figures of the blocks that native code keeps the books of, or a change of them.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Held<T> {
+    /// Current plus pending.
+    bytes: T,
+    pending_bytes: T,
+    count: T,
+    requested_bytes: T,
+}
+
+/// The figures of an account, which JavaScript maps: `ts/ledger.ts` has the same order.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Cells {
-    /// Blocks that native code keeps the books of, current plus pending.
-    held_bytes: Cell,
-    pending_bytes: Cell,
-    count: Cell,
-    requested_bytes: Cell,
+    /// What the account's own thread did: it writes without locked operations, of which a pair of calls would need half a dozen.
+    held: Held<Cell>,
     /// Blocks that a magazine handed out: JavaScript keeps the books, and writes these when native code is to look at them.
     pooled_bytes: Cell,
     pooled_count: Cell,
@@ -54,6 +59,9 @@ struct Cells {
     total_count: Cell,
     refusals: Cell,
     limit: Cell,
+    /// What other threads did, to be added to `held`. They only ever let blocks go. All other cells are the own thread's, in native code and in
+    /// JavaScript.
+    elsewhere: Held<Cell>,
 }
 
 /// How many cells there are.
@@ -73,6 +81,8 @@ pub struct Account {
     pub backend: Backend,
     pub policy: Policy,
     pub device: u16,
+    /// That opened it.
+    thread: ThreadNumber,
     cells: Cells,
 }
 
@@ -84,7 +94,7 @@ impl Account {
     pub fn new(backend: Backend, policy: Policy, device: u16, limit: f64) -> Self {
         let cells = Cells::default();
         cells.limit.set(limit);
-        Self { backend, policy, device, cells }
+        Self { backend, policy, device, thread: ThreadNumber::current(), cells }
     }
 
     /// Where JavaScript finds the cells: valid as long as the account is.
@@ -95,27 +105,47 @@ impl Account {
     /// Whether a block of at least `bytes` can still be admitted: spares a trip to the backend that
     /// [`admit`](Self::admit) would only undo.
     pub fn has_room(&self, bytes: u64) -> bool {
-        let cells = &self.cells;
-        cells.held_bytes.get() + cells.pooled_bytes.get() + bytes as f64 <= cells.limit.get()
+        let (used, limit) = self.load();
+        used + bytes as f64 <= limit
     }
 
     /// Bytes that count against the limit, and the limit.
     pub fn load(&self) -> (f64, f64) {
         let cells = &self.cells;
-        (cells.held_bytes.get() + cells.pooled_bytes.get(), cells.limit.get())
+        (self.held(|held| &held.bytes) + cells.pooled_bytes.get(), cells.limit.get())
     }
 
-    /// Enters a block into the books, or leaves them unchanged and answers false. For the account's own thread.
+    /// A figure of all threads.
+    fn held(&self, figure: impl Fn(&Held<Cell>) -> &Cell) -> f64 {
+        figure(&self.cells.held).get() + figure(&self.cells.elsewhere).get()
+    }
+
+    fn change(&self, by: &Held<f64>) {
+        if self.thread == ThreadNumber::current() {
+            let held = &self.cells.held;
+            held.bytes.add(by.bytes);
+            held.pending_bytes.add(by.pending_bytes);
+            held.count.add(by.count);
+            held.requested_bytes.add(by.requested_bytes);
+        } else {
+            let elsewhere = &self.cells.elsewhere;
+            elsewhere.bytes.add_shared(by.bytes);
+            elsewhere.pending_bytes.add_shared(by.pending_bytes);
+            elsewhere.count.add_shared(by.count);
+            elsewhere.requested_bytes.add_shared(by.requested_bytes);
+        }
+    }
+
+    /// Enters a block into the books, or leaves them unchanged and answers false. For the account's own thread: others only make what is
+    /// used less.
     pub fn admit(&self, usable: u64, requested: u64) -> bool {
-        let cells = &self.cells;
-        let usable = usable as f64;
-        if !cells.held_bytes.add_within(usable, cells.limit.get() - cells.pooled_bytes.get()) {
+        if !self.has_room(usable) {
             return false;
         }
-        cells.requested_bytes.add(requested as f64);
-        cells.count.add(1.0);
-        cells.total_bytes.set(cells.total_bytes.get() + usable);
-        cells.total_count.set(cells.total_count.get() + 1.0);
+        self.take_over(usable, requested);
+        let cells = &self.cells;
+        cells.total_bytes.add(usable as f64);
+        cells.total_count.add(1.0);
         cells.peak_bytes.set(cells.peak_bytes.get().max(self.current_bytes()));
         cells.peak_count.set(cells.peak_count.get().max(self.current_count()));
         true
@@ -123,31 +153,38 @@ impl Account {
 
     /// Native code takes over the books of a block that a magazine handed out; JavaScript takes it off its own.
     pub fn take_over(&self, usable: u64, requested: u64) {
-        let cells = &self.cells;
-        let (usable, requested) = (usable as f64, requested as f64);
-        cells.held_bytes.add(usable);
-        cells.requested_bytes.add(requested);
-        cells.count.add(1.0);
+        self.change(&Held {
+            bytes: usable as f64,
+            pending_bytes: 0.0,
+            count: 1.0,
+            requested_bytes: requested as f64,
+        });
     }
 
     /// JavaScript let the block go; it still counts against the limit until [`settle`](Self::settle).
     pub fn let_go(&self, usable: u64, requested: u64) {
-        self.cells.pending_bytes.add(usable as f64);
-        self.cells.requested_bytes.add(-(requested as f64));
-        self.cells.count.add(-1.0);
+        self.change(&Held {
+            bytes: 0.0,
+            pending_bytes: usable as f64,
+            count: -1.0,
+            requested_bytes: -(requested as f64),
+        });
     }
 
     /// JavaScript let the block go, and it went back to the pools at once.
     pub fn end(&self, usable: u64, requested: u64) {
-        self.cells.held_bytes.add(-(usable as f64));
-        self.cells.requested_bytes.add(-(requested as f64));
-        self.cells.count.add(-1.0);
+        self.change(&Held {
+            bytes: -(usable as f64),
+            pending_bytes: 0.0,
+            count: -1.0,
+            requested_bytes: -(requested as f64),
+        });
     }
 
     /// The block went back to the pools.
     pub fn settle(&self, usable: u64) {
-        self.cells.held_bytes.add(-(usable as f64));
-        self.cells.pending_bytes.add(-(usable as f64));
+        let usable = usable as f64;
+        self.change(&Held { bytes: -usable, pending_bytes: -usable, count: 0.0, requested_bytes: 0.0 });
     }
 
     /// For the account's own thread.
@@ -162,13 +199,13 @@ impl Account {
     }
 
     fn current_bytes(&self) -> f64 {
-        let cells = &self.cells;
         // Not below zero: another thread may move bytes to pending between the two loads.
-        (cells.held_bytes.get() - cells.pending_bytes.get()).max(0.0) + cells.pooled_bytes.get()
+        (self.held(|held| &held.bytes) - self.held(|held| &held.pending_bytes)).max(0.0)
+            + self.cells.pooled_bytes.get()
     }
 
     fn current_count(&self) -> f64 {
-        self.cells.count.get() + self.cells.pooled_count.get()
+        self.held(|held| &held.count) + self.cells.pooled_count.get()
     }
 
     /// Current, peak and total bytes; current, peak and total count; requested, pending, limit, refusals. To total and requested JavaScript
@@ -182,8 +219,8 @@ impl Account {
             self.current_count(),
             cells.peak_count.get(),
             cells.total_count.get(),
-            cells.requested_bytes.get(),
-            cells.pending_bytes.get(),
+            self.held(|held| &held.requested_bytes),
+            self.held(|held| &held.pending_bytes),
             cells.limit.get(),
             cells.refusals.get(),
         ]

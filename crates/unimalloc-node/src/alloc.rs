@@ -9,7 +9,7 @@ use unimalloc::cuda::Stream;
 use unimalloc::last_error;
 
 use crate::account::{self, Account, FIGURES};
-use crate::block::{self, Block, Refusal, Wanted};
+use crate::block::{self, Block, Refusal, Share, Wanted};
 use crate::buffer::{self, BufferError};
 use crate::cuda::{host_access, take_up_passed, to_failure};
 use crate::dispatch::{Backend, Policy};
@@ -99,7 +99,7 @@ pub unsafe fn allocate_into(
     };
     let (address, usable) = (block.address() as f64, block.usable() as f64);
     // SAFETY: the caller's environment, and the block is new.
-    match unsafe { buffer::create(env, block) } {
+    match unsafe { buffer::create(env, Share::Sole(block)) } {
         Ok((value, handle)) => {
             let collect = f64::from(u8::from(collector::is_wanted(account, usable as usize)));
             Ok((Some(value), [handle.to_number(), address, usable, collect]))
@@ -148,8 +148,8 @@ pub fn check_readable(handle: f64, backend: u32) -> Result<()> {
     if handle == 0.0 {
         return check_host_access(Backend::from(backend));
     }
-    holds::block(Handle::from_number(handle))
-        .map_or(Ok(()), |block| check_host_access(block.account().backend))
+    holds::with(Handle::from_number(handle), |hold| hold.block.account().backend)
+        .map_or(Ok(()), check_host_access)
 }
 
 /// Counts an allocation that was refused for good.
@@ -171,14 +171,14 @@ pub fn release_handle(handle: f64) -> Result<()> {
 /// engine can tell when they are no longer used.
 #[napi(catch_unwind)]
 pub fn release_when_collected(handle: f64) -> Result<()> {
-    holds::change(Handle::from_number(handle), |hold| (hold.freed, hold.awaited) = (true, false));
+    holds::with(Handle::from_number(handle), |hold| (hold.freed, hold.awaited) = (true, false));
     Ok(())
 }
 
 /// Says that something may use a block that the program has let go, until its hold ends.
 #[napi(catch_unwind)]
 pub fn await_release(handle: f64) -> Result<()> {
-    holds::change(Handle::from_number(handle), |hold| hold.awaited = true);
+    holds::with(Handle::from_number(handle), |hold| hold.awaited = true);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! A block and everybody who keeps it alive.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -29,7 +30,7 @@ pub struct Wanted<'a> {
     pub stream: Option<&'a Stream>,
 }
 
-/// A live block. It goes back to the pools when the last `Arc` is dropped; that is the only way it does.
+/// A live block. It goes back to the pools when it is dropped; that is the only way it does.
 ///
 /// `visible` counts the holders that a program can reach: `ArrayBuffer`s and handed-over tokens. When the last of them lets go, the
 /// block is no longer part of its allocator's current bytes. It is pending until the streams it was used on have passed, which the
@@ -51,6 +52,42 @@ pub struct Block {
     pub token: OnceLock<[u8; 16]>,
 }
 
+/// What a hold has of its block. Most blocks are never anybody else's, and then cost neither an allocation nor a locked operation.
+#[derive(Debug)]
+pub enum Share {
+    /// All of it: nobody else knows the block.
+    Sole(Block),
+    /// One of several.
+    Common(Arc<Block>),
+    /// While the first becomes the second.
+    Neither,
+}
+
+impl Share {
+    /// A share for somebody else.
+    pub fn divide(&mut self) -> Arc<Block> {
+        let block = match std::mem::replace(self, Self::Neither) {
+            Self::Sole(block) => Arc::new(block),
+            Self::Common(block) => block,
+            Self::Neither => unreachable!("a share is divided by one at a time"),
+        };
+        *self = Self::Common(Arc::clone(&block));
+        block
+    }
+}
+
+impl Deref for Share {
+    type Target = Block;
+
+    fn deref(&self) -> &Block {
+        match self {
+            Self::Sole(block) => block,
+            Self::Common(block) => block,
+            Self::Neither => unreachable!("a share is not looked at while it is divided"),
+        }
+    }
+}
+
 /// Why no block came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
@@ -66,7 +103,7 @@ static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 impl Block {
     /// Allocates a block with one visible holder: the caller, who ends that with [`release`].
-    pub fn allocate(account: &Arc<Account>, wanted: &Wanted<'_>) -> Result<Arc<Self>, Refusal> {
+    pub fn allocate(account: &Arc<Account>, wanted: &Wanted<'_>) -> Result<Self, Refusal> {
         if !account.has_room(wanted.bytes as u64) {
             return Err(Refusal::Limit);
         }
@@ -96,7 +133,7 @@ impl Block {
         usable: usize,
         requested: usize,
         used_on_gpu: bool,
-    ) -> Arc<Self> {
+    ) -> Self {
         account.take_over(usable as u64, requested as u64);
         Self::enter(account, address, usable, requested, used_on_gpu)
     }
@@ -107,8 +144,8 @@ impl Block {
         usable: usize,
         requested: usize,
         used_on_gpu: bool,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    ) -> Self {
+        Self {
             address,
             usable,
             requested,
@@ -118,7 +155,7 @@ impl Block {
             used_on_gpu: AtomicBool::new(used_on_gpu),
             kept: AtomicBool::new(false),
             token: OnceLock::new(),
-        })
+        }
     }
 
     pub fn address(&self) -> usize {
@@ -202,7 +239,15 @@ impl Drop for Block {
 }
 
 /// Ends one visible hold. When the caller was the last owner, the answer tells what came of giving the block back.
-pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
+pub fn release(share: Share) -> Result<(), FreeError> {
+    let block = match share {
+        Share::Sole(mut block) => {
+            *block.visible.get_mut() = 0;
+            return give_up(block);
+        }
+        Share::Common(block) => block,
+        Share::Neither => return Ok(()),
+    };
     if !block.drop_visible() {
         return Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back());
     }
@@ -210,42 +255,54 @@ pub fn release(block: Arc<Block>) -> Result<(), FreeError> {
         block.leave_for_good();
         return Ok(());
     }
-    let (usable, requested) = (block.usable as u64, block.requested as u64);
-    if block.account.backend != Backend::Host || block.used_on_gpu.load(Ordering::Relaxed) {
-        block.account.let_go(usable, requested);
-        return Arc::into_inner(block).map_or(Ok(()), |mut block| block.give_back());
-    }
     match Arc::try_unwrap(block) {
-        // No stream was given the block, so it is not pending: it leaves the books in one step.
-        Ok(mut block) => {
-            block.returned = true;
-            let account = &block.account;
-            // SAFETY: as in `give_back`.
-            let freed = unsafe { account.backend.free_now(account.policy, block.address as *mut u8) };
-            match freed {
-                Ok(()) => account.end(usable, requested),
-                // It stays on the account as pending: the allocator has retired its memory.
-                Err(_) => account.let_go(usable, requested),
-            }
-            freed
-        }
+        Ok(block) => give_up(block),
         // Somebody is looking at it, and gives it back.
         Err(block) => {
-            block.account.let_go(usable, requested);
+            block.account.let_go(block.usable as u64, block.requested as u64);
             Ok(())
         }
     }
 }
 
+/// Gives back a block that is nobody else's and that no holder can reach any more.
+fn give_up(mut block: Block) -> Result<(), FreeError> {
+    let (usable, requested) = (block.usable as u64, block.requested as u64);
+    if block.account.backend != Backend::Host || *block.used_on_gpu.get_mut() {
+        block.account.let_go(usable, requested);
+        return block.give_back();
+    }
+    // No stream was given the block, so it is not pending: it leaves the books in one step.
+    block.returned = true;
+    let account = &block.account;
+    // SAFETY: as in `give_back`.
+    let freed = unsafe { account.backend.free_now(account.policy, block.address as *mut u8) };
+    match freed {
+        Ok(()) => account.end(usable, requested),
+        // It stays on the account as pending: the allocator has retired its memory.
+        Err(_) => account.let_go(usable, requested),
+    }
+    freed
+}
+
 /// Ends one visible hold of a block, and keeps the block for good, because something out of our sight may still use its bytes. It is on its
 /// account for as long as others can reach it.
-pub fn quarantine(block: Arc<Block>) {
-    // Seen by whoever lets go last: `drop_visible` orders the two.
-    block.kept.store(true, Ordering::Relaxed);
-    if block.drop_visible() {
-        block.leave_for_good();
+pub fn quarantine(share: Share) {
+    match share {
+        Share::Sole(block) => {
+            block.leave_for_good();
+            std::mem::forget(block);
+        }
+        Share::Common(block) => {
+            // Seen by whoever lets go last: `drop_visible` orders the two.
+            block.kept.store(true, Ordering::Relaxed);
+            if block.drop_visible() {
+                block.leave_for_good();
+            }
+            std::mem::forget(block);
+        }
+        Share::Neither => {}
     }
-    std::mem::forget(block);
 }
 
 /// Counts blocks that are kept for good.

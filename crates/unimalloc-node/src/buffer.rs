@@ -7,10 +7,11 @@ use std::sync::Arc;
 use napi::sys;
 
 use crate::account::{Account, CELLS};
-use crate::block::{self, Block};
+use crate::block::{self, Share};
 use crate::collector;
 use crate::holds::{self, Handle, Hold};
 use crate::thread_end::{are_bytes_gone, end_with_thread, Watch};
+use crate::thread_number::ThreadNumber;
 
 /// Why a block could not be shown to JavaScript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,10 +27,7 @@ pub enum BufferError {
 ///
 /// # Safety
 /// `env` is the current environment, on its own thread. This environment has no other buffer over the block.
-pub unsafe fn create(
-    env: sys::napi_env,
-    block: Arc<Block>,
-) -> Result<(sys::napi_value, Handle), BufferError> {
+pub unsafe fn create(env: sys::napi_env, block: Share) -> Result<(sys::napi_value, Handle), BufferError> {
     let address = block.address() as *mut c_void;
     let length = block.requested();
     let handle = match holds::insert(Hold::new(block)) {
@@ -54,7 +52,7 @@ pub unsafe fn create(
     if status == sys::Status::napi_ok {
         // SAFETY: as above, and the buffer was made in this environment.
         if let Some(watch) = unsafe { Watch::over(env, buffer, length) } {
-            holds::change(handle, |hold| hold.watch = Some(watch));
+            holds::with(handle, |hold| hold.watch = Some(watch));
         }
         return Ok((buffer, handle));
     }
@@ -86,7 +84,7 @@ unsafe extern "C" fn finalize(env: sys::napi_env, _data: *mut c_void, hint: *mut
     let _ = std::panic::catch_unwind(|| {
         let handle = Handle::from_word(hint as usize as u64);
         let Some(hold) = holds::take(handle) else { return };
-        let is_own = hold.thread == std::thread::current().id();
+        let is_own = hold.thread == ThreadNumber::current();
         // SAFETY: the thread is that of the environment, where Node-API may be called.
         if is_own && unsafe { environment_is_ending(env) } {
             let is_unused = hold.watch.as_ref().is_some_and(|watch| are_bytes_gone(handle, watch));

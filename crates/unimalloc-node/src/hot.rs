@@ -15,12 +15,16 @@ use napi_derive::napi;
 
 use crate::account::Account;
 use crate::alloc::{allocate_into, find_account, release_handle, AllocateArguments, RESULTS};
+use crate::buffer;
 use crate::failure::failure;
+use crate::holds;
 use crate::magazine::{self, Magazine};
 
 /// Bytes of the array's first part, doubles; the rest are block handles of a magazine, 32 bits each.
 const NUMBERS: usize = 64;
-const _: () = assert!(RESULTS * size_of::<f64>() <= NUMBERS);
+/// In the second half of the numbers are those that a call is asked with: the engine takes longer to hand them over.
+const ASKED: usize = NUMBERS / size_of::<f64>() / 2;
+const _: () = assert!(RESULTS <= ASKED);
 
 /// What the callbacks of one environment share.
 pub struct Shared {
@@ -34,16 +38,19 @@ pub struct Shared {
 }
 
 impl Shared {
-    fn account(&self, number: u32) -> Result<Arc<Account>> {
-        let mut latest = self.account.borrow_mut();
-        match &*latest {
-            Some((known, account)) if *known == number => Ok(Arc::clone(account)),
-            _ => {
-                let account = find_account(number)?;
-                *latest = Some((number, Arc::clone(&account)));
-                Ok(account)
+    /// Does something with an account, which stays where it is meanwhile: no reference is counted.
+    fn with_account<T>(&self, number: u32, what: impl FnOnce(&Arc<Account>) -> Result<T>) -> Result<T> {
+        if let Ok(latest) = self.account.try_borrow() {
+            match &*latest {
+                Some((known, account)) if *known == number => return what(account),
+                _ => {}
             }
         }
+        let account = find_account(number)?;
+        if let Ok(mut latest) = self.account.try_borrow_mut() {
+            *latest = Some((number, Arc::clone(&account)));
+        }
+        what(&account)
     }
 
     /// Writes what a call answers beside its value.
@@ -53,6 +60,13 @@ impl Shared {
             // SAFETY: the array is at least `NUMBERS` bytes long and aligned by the engine; only this thread touches it.
             unsafe { self.bytes.cast::<f64>().add(at).write(*number) };
         }
+    }
+
+    /// What JavaScript asks a call with.
+    fn asked<const N: usize>(&self) -> [f64; N] {
+        const { assert!(N <= ASKED) };
+        // SAFETY: inside the array, see `answer`.
+        std::array::from_fn(|at| unsafe { self.bytes.cast::<f64>().add(ASKED + at).read() })
     }
 
     /// How many block handles there is room for.
@@ -109,7 +123,8 @@ pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec
     if !unsafe { magazine::add_hook(raw, shared) } {
         return Err(failure("INVALID_ARGUMENT", "the environment is ending"));
     }
-    let callbacks: [(&CStr, sys::napi_callback); 10] = [
+    holds::enter_thread();
+    let callbacks: [(&CStr, sys::napi_callback); 11] = [
         (c"allocate", Some(allocate)),
         (c"release", Some(release)),
         (c"refill", Some(refill)),
@@ -120,6 +135,7 @@ pub fn hot_functions<'env>(env: &'env Env, results: Unknown<'env>) -> Result<Vec
         (c"forsake", Some(forsake)),
         (c"promote", Some(promote)),
         (c"freeMarked", Some(free_marked)),
+        (c"detach", Some(detach)),
     ];
     callbacks
         .into_iter()
@@ -188,13 +204,14 @@ macro_rules! callback {
     };
 }
 
-callback!(allocate, 4, |env, shared, values| {
-    let [account, bytes, align, how] = values;
-    let account = shared.account(account as u32)?;
-    let arguments = AllocateArguments { account: &account, bytes, align, how: how as u32, stream: None };
-    let (buffer, results) = allocate_into(env, &arguments)?;
-    shared.answer(&results);
-    Ok(buffer)
+callback!(allocate, 0, |env, shared, _values| {
+    let [account, bytes, align, how] = shared.asked();
+    shared.with_account(account as u32, |account| {
+        let arguments = AllocateArguments { account, bytes, align, how: how as u32, stream: None };
+        let (buffer, results) = allocate_into(env, &arguments)?;
+        shared.answer(&results);
+        Ok(buffer)
+    })
 });
 
 callback!(release, 1, |_env, _shared, values| {
@@ -240,6 +257,24 @@ callback!(free_marked, 3, |_env, shared, values| {
     magazine::free_marked(shared, handle as u32, account as u32, requested as usize)?;
     Ok(None)
 });
+
+/// Detaches a buffer and ends its hold. Answers 1, or 0 if the engine does not let the buffer be detached: then nothing has changed.
+unsafe extern "C" fn detach(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as in `callback`; what is detached is checked by the engine.
+    unsafe {
+        guarded(env, || {
+            let ([buffer], data) = arguments::<1>(env, info);
+            let shared = &*data.cast::<Shared>();
+            let [handle] = shared.asked();
+            let is_detached = buffer::detach(env, buffer);
+            shared.answer(&[f64::from(u8::from(is_detached))]);
+            if is_detached {
+                release_handle(handle)?;
+            }
+            Ok(None)
+        })
+    }
+}
 
 /// Turns an error or a panic of the body into a JavaScript exception, and nothing into null.
 ///

@@ -27,6 +27,7 @@ mod out;
 mod share;
 mod thread_allocator;
 mod thread_end;
+mod thread_number;
 
 use napi_derive::module_init;
 

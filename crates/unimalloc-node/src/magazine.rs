@@ -25,7 +25,7 @@ use unimalloc::magazine::{self as core, LentSpan, HELD, LIVE};
 use unimalloc::{set_last_error, AllocError};
 
 use crate::alloc::{find_account, BUFFERS_BANNED, BUFFER_REFUSED, REFUSED_BY_BACKEND};
-use crate::block::{self, Block, GROUP_MAGAZINE};
+use crate::block::{self, Block, Share, GROUP_MAGAZINE};
 use crate::buffer::environment_is_ending;
 use crate::dispatch::{place, with_backend, Backend, Policy};
 use crate::failure::{failure, free_failure};
@@ -352,7 +352,7 @@ pub fn promote(shared: &Shared, handle: u32, account: u32, requested: usize) -> 
         })
         .map_err(|_| free_failure(unimalloc::FreeError::DoubleFree))?;
     let block = Block::take_over(&account, address(span, index), span.block, requested, word & MARKED != 0);
-    let hold = holds::insert(Hold::new(block)).map_err(|hold| {
+    let hold = holds::insert(Hold::new(Share::Sole(block))).map_err(|hold| {
         let _ = block::release(hold.block);
         failure("INVALID_ARGUMENT", "this thread holds too many blocks: free some")
     })?;
@@ -466,6 +466,7 @@ unsafe extern "C" fn hook(data: *mut c_void) {
             // SAFETY: the hook runs on the environment's thread, which is still there.
             unsafe { clean_up(shared.env, &mut magazine) };
         }
+        holds::leave_thread();
     }));
 }
 

@@ -8,7 +8,7 @@ use napi::bindgen_prelude::{Env, Float64ArraySlice, Unknown};
 use napi::Result;
 use napi_derive::napi;
 
-use crate::block::Block;
+use crate::block::{Block, Share};
 use crate::buffer::{self, BufferError};
 use crate::failure::failure;
 use crate::holds::{self, Handle};
@@ -158,7 +158,7 @@ pub fn attach_block<'env>(
     let address = block.address();
     let (usable, requested) = (block.usable(), block.requested());
     // SAFETY: napi-rs calls this on the environment's thread; the face attaches a block once per environment.
-    match unsafe { buffer::create(env.raw(), block) } {
+    match unsafe { buffer::create(env.raw(), Share::Common(block)) } {
         Ok((value, handle)) => {
             let facts = [handle.to_number(), address as f64, usable as f64, requested as f64];
             out::write(&mut out, 0, &facts);
@@ -178,5 +178,5 @@ pub fn attach_block<'env>(
 /// Visible holders of a held block: arrays in all threads, and a token that was handed over.
 #[napi(catch_unwind)]
 pub fn holder_count(handle: f64) -> Result<u32> {
-    Ok(holds::block(Handle::from_number(handle)).map_or(0, |block| block.holders()))
+    Ok(holds::with(Handle::from_number(handle), |hold| hold.block.holders()).unwrap_or(0))
 }

@@ -24,7 +24,6 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr;
-use std::thread::ThreadId;
 
 use napi::bindgen_prelude::{Env, JsValue, Unknown};
 use napi::{sys, Result};
@@ -33,6 +32,7 @@ use napi_derive::napi;
 use crate::block;
 use crate::failure::failure;
 use crate::holds::{self, Handle, Hold};
+use crate::thread_number::ThreadNumber;
 
 const MOST_UNCOVERED: u64 = 16;
 /// A buffer of that size gets its sentinel at once; `ts/thread-end.ts` has the same.
@@ -94,7 +94,7 @@ pub fn cover_buffers(env: &Env) -> Result<()> {
 struct Reference {
     env: sys::napi_env,
     raw: sys::napi_ref,
-    thread: ThreadId,
+    thread: ThreadNumber,
 }
 
 // SAFETY: the two pointers are used by the thread only that `thread` names.
@@ -107,13 +107,13 @@ impl Reference {
         let mut raw = ptr::null_mut();
         // SAFETY: the caller's promise.
         let status = unsafe { sys::napi_create_reference(env, value, count, &mut raw) };
-        (status == sys::Status::napi_ok).then(|| Self { env, raw, thread: std::thread::current().id() })
+        (status == sys::Status::napi_ok).then(|| Self { env, raw, thread: ThreadNumber::current() })
     }
 }
 
 impl Drop for Reference {
     fn drop(&mut self) {
-        if self.thread == std::thread::current().id() {
+        if self.thread == ThreadNumber::current() {
             // SAFETY: the environment's own thread. Who keeps one drops it in a call or a finalizer of the environment, or lets it go with it.
             unsafe { sys::napi_delete_reference(self.env, self.raw) };
         }
