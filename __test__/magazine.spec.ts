@@ -275,6 +275,59 @@ test('a slab that was taken away unnoticed is found by the next allocation', (t)
   own.trim()
 })
 
+test('the block that an allocator freed last comes again, and is anybody’s once the allocator is gone', (t) => {
+  const [first, second] = [host(), host()]
+  const array = first.allocUnsafe(Uint8Array, 23_000)
+  const { pointer } = array
+  array.free()
+  const again = first.allocUnsafe(Uint8Array, 23_000)
+  t.is(again.pointer, pointer)
+  t.true(array.freed)
+  throwsCode(t, () => array.free(), 'DOUBLE_FREE')
+  again.free()
+  t.is(first.stats().currentCount, 0)
+  t.is(first.stats().currentBytes, 0)
+  first[Symbol.dispose]()
+  const others = second.allocUnsafe(Uint8Array, 23_000)
+  t.is(others.pointer, pointer)
+  others.free()
+})
+
+test('a trim finds the block that another allocator freed last', (t) => {
+  const [first, second] = [host(), host()]
+  const array = first.allocUnsafe(Uint8Array, 25_000)
+  const view = array.subarray(0, 10)
+  array.free()
+  second.trim()
+  t.is(view.length, 0)
+  const next = first.allocUnsafe(Uint8Array, 25_000)
+  t.is(next.length, 25_000)
+  next.free()
+})
+
+test('a slab that was taken away with the blocks in it that several allocators freed last is used by none of them', (t) => {
+  const allocators = [host(), host(), host()]
+  const arrays = allocators.map((own) => own.allocUnsafe(Uint8Array, 27_000))
+  const { buffer } = arrays[0]!
+  t.true(arrays.every((array) => array.buffer === buffer))
+  const starts = new Set(arrays.map((array) => array.pointer))
+  for (const array of arrays) array.free()
+  try {
+    enqueue(new Uint8Array(buffer as ArrayBuffer))
+  } catch {
+    t.log('this engine refuses')
+  }
+  if (buffer.byteLength > 0) return
+  for (const own of [...allocators, ...allocators]) {
+    const next = own.allocUnsafe(Uint8Array, 27_000)
+    t.is(next.length, 27_000)
+    t.false(starts.has(next.pointer))
+    next.free()
+    t.is(own.stats().currentCount, 0)
+  }
+  for (const own of allocators) own[Symbol.dispose]()
+})
+
 test('the methods of a slab refuse to move its bytes', (t) => {
   const array = host().allocUnsafe(Uint8Array, 100)
   if ('transfer' in ArrayBuffer.prototype) {

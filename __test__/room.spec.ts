@@ -115,6 +115,36 @@ test('every figure is exact after every step, whatever the order of allocations 
   }
 })
 
+test('a block that was freed counts no more, whatever is allocated next', (t) => {
+  const memory = new Allocator({ backend: 'host', maxBytes: 70_000 })
+  const model = new Model(memory)
+  const pair = (length: number): void => {
+    const array = memory.allocUnsafe(Uint8Array, length)
+    model.enter(array)
+    model.leave(array)
+    array.free()
+  }
+  for (let round = 0; round < 50; round++) {
+    // Two of them at a time are more than the limit: each fits only where the one before it is gone.
+    for (const length of [300, 65_536, 40_000, 300, 300, 40_000]) {
+      pair(length)
+      if (round % 3 > 0) t.deepEqual(figuresOf(memory), model.figures, `round ${round}, ${length}`)
+    }
+    if (round % 10 === 9) {
+      memory.resetPeak()
+      model.resetPeak()
+    }
+    memory.alloc(Uint8Array, 60_000).free()
+    model.totalBytes += 61_440
+    model.totalCount++
+    model.peakBytes = Math.max(model.peakBytes, 61_440)
+    model.peakCount = Math.max(model.peakCount, 1)
+  }
+  t.deepEqual(figuresOf(memory), model.figures)
+  t.is(memory.stats().peakCount, 1)
+  memory[Symbol.dispose]()
+})
+
 test('figures stay exact where more is live, and comes back, than is ever set aside', (t) => {
   const memory = new Allocator({ backend: 'host' })
   const model = new Model(memory)

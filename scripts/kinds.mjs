@@ -22,6 +22,9 @@ const NAMES = [
   'Float16Array',
 ]
 
+/** Those that the engine is to know as constants where it compiles an allocation. Each adds to what it has to compile for all others. */
+const LIKELIEST = NAMES.slice(0, 2)
+
 const path = join(root, 'ts', 'kinds.ts')
 
 const classOf = (name) => `
@@ -74,12 +77,21 @@ ${NAMES.map(
     `const ${name}Kind = unify(${name}, Unified${name}, (buffer, offset, length, content) => new Unified${name}(buffer, offset, length, content))`,
 ).join('\n')}
 
+/**
+ * The kind that a constructor makes. What never changes within a function the engine compiles as a constant, and then knows the kind's class and
+ * the size of its elements; of what is at the top of a module the bundler makes a variable.
+ */
+export const kindOfType = likeliestFirst(${LIKELIEST.map((name) => `${name}, ${name}Kind`).join(', ')})
+
+function likeliestFirst(${LIKELIEST.map((_, at) => `type${at}: ArrayType, kind${at}: Kind | null`).join(', ')}): (type: unknown) => Kind | null {
+  return (type) => ${LIKELIEST.map((_, at) => `type === type${at} ? kind${at} : `).join('')}remembered(type)
+}
+
 /** Of the latest call: most programs ask for the same type many times on end. */
 let latestType: unknown
 let latestKind: Kind | null = null
 
-/** The kind that a constructor makes. */
-export function kindOfType(type: unknown): Kind | null {
+function remembered(type: unknown): Kind | null {
   return type === latestType ? latestKind : find(type)
 }
 

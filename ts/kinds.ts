@@ -443,12 +443,26 @@ const Float16ArrayKind = unify(
   (buffer, offset, length, content) => new UnifiedFloat16Array(buffer, offset, length, content),
 )
 
+/**
+ * The kind that a constructor makes. What never changes within a function the engine compiles as a constant, and then knows the kind's class and
+ * the size of its elements; of what is at the top of a module the bundler makes a variable.
+ */
+export const kindOfType = likeliestFirst(Float32Array, Float32ArrayKind, Uint8Array, Uint8ArrayKind)
+
+function likeliestFirst(
+  type0: ArrayType,
+  kind0: Kind | null,
+  type1: ArrayType,
+  kind1: Kind | null,
+): (type: unknown) => Kind | null {
+  return (type) => (type === type0 ? kind0 : type === type1 ? kind1 : remembered(type))
+}
+
 /** Of the latest call: most programs ask for the same type many times on end. */
 let latestType: unknown
 let latestKind: Kind | null = null
 
-/** The kind that a constructor makes. */
-export function kindOfType(type: unknown): Kind | null {
+function remembered(type: unknown): Kind | null {
   return type === latestType ? latestKind : find(type)
 }
 

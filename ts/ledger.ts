@@ -2,6 +2,7 @@ import type { Books } from './books.js'
 import { typed } from './errors.js'
 import type { Stack } from './magazine.js'
 import { native } from './native.js'
+import type { Slot } from './slabs.js'
 
 /**
  * Places of an account's figures in the cells that native code shares with us; `account.rs` has the same order. An enum, as
@@ -75,14 +76,19 @@ export class Tally {
  * can be handed out with nothing to enter. It costs one addition, and the figures follow from it:
  *
  * ```text
- * pooled = top - room        held + top <= limit        held - pending + top <= peak
+ * pooled + spare = top - room        held + top <= limit        held - pending + top <= peak
  * ```
  *
  * Other threads only ever make `held` and `held - pending` less. Whoever makes them more shuts the room first.
+ *
+ * The block that was freed last is kept at hand, as the *spare*: most programs ask for one of its size next, and then neither the room nor
+ * the stack need be told. It is free, but for the room it is still handed out. Whoever looks at either puts it back first.
  */
 export class Ledger {
   /** Packed; see {@link Room}. */
   room = 0
+  /** The block that was freed last, with its tally; its word says HELD. */
+  spare: Slot | null = null
   /** Most steps and blocks that can be handed out before the account must be looked at. */
   #topSteps = 0
   #topCount = 0
@@ -113,11 +119,20 @@ export class Ledger {
 
   /** Blocks that magazines handed out and native code does not know of. */
   get pooledCount(): number {
-    return this.#topCount - (this.room & Room.countMask)
+    return this.#takenCount - (this.spare === null ? 0 : 1)
   }
 
   get pooledBytes(): number {
-    return (this.#topSteps - (this.room >> Room.stepsShift)) * STEP
+    return (this.#takenSteps - (this.spare?.tally?.steps ?? 0)) * STEP
+  }
+
+  /** Blocks that are out of the room: the spare is one of them. */
+  get #takenCount(): number {
+    return this.#topCount - (this.room & Room.countMask)
+  }
+
+  get #takenSteps(): number {
+    return this.#topSteps - (this.room >> Room.stepsShift)
   }
 
   /** Of all that magazines ever handed out. */
@@ -148,17 +163,38 @@ export class Ledger {
 
   /** To be called when the account has more on it, or its peaks have become less. */
   shut(): void {
-    const { pooledBytes, pooledCount } = this
-    this.room = 0
-    this.#topSteps = pooledBytes / STEP
-    this.#topCount = pooledCount
+    this.putSpareBack()
+    this.#setRoom(this.#takenSteps, this.#takenCount, 0, 0)
+  }
+
+  /** To be called before anybody looks at the room or the spare's stack. */
+  putSpareBack(): void {
+    const { spare } = this
+    if (spare === null) return
+    this.spare = null
+    putBack(spare)
+  }
+
+  /** Makes the block on top of a stack the spare. Null where there is none, it is out of use, or the limit forbids it. */
+  draw(tally: Tally): Slot | null {
+    this.putSpareBack()
+    const { stack } = tally
+    const slot = stack.top
+    // The bottom's slab has no bytes, either.
+    if (slot.probe.length === 0) return null
+    let room = (this.room - tally.cost) | 0
+    if ((room & Room.guard) !== 0 && (room = this.#admit(tally)) < 0) return null
+    stack.top = slot.next
+    if (slot.tally !== tally) slot.tally = tally
+    this.room = room
+    return (this.spare = slot)
   }
 
   /**
    * Enters the peaks of one more block, and sets room aside for it and, if there is any, for more. Answers the room without that block;
-   * -1 where the limit forbids it.
+   * -1 where the limit forbids it. There is no spare.
    */
-  admit({ steps, cost }: Tally): number {
+  #admit({ steps, cost }: Tally): number {
     const { cells, pooledBytes, pooledCount } = this
     const figure = (own: Cell, elsewhere: Cell): number => (cells[own] as number) + (cells[elsewhere] as number)
     const held = figure(Cell.heldBytes, Cell.heldBytesElsewhere)
@@ -173,30 +209,36 @@ export class Ledger {
     cells[Cell.peakCount] = peakCount
     const mostBytes = Math.min(this.#limit - held, peakBytes - current) - pooledBytes
     const mostCount = peakCount - count - pooledCount
-    this.#setRoom(pooledBytes, pooledCount, mostBytes / STEP, mostCount)
+    this.#setRoom(pooledBytes / STEP, pooledCount, mostBytes / STEP, mostCount)
     return this.room - cost
   }
 
   /** So many steps and blocks have come back, for which there is no place in the room. */
   open(steps: number, count: number): void {
     const { room } = this
-    const pooledBytes = this.pooledBytes - steps * STEP
     this.#setRoom(
-      pooledBytes,
-      this.pooledCount - count,
+      this.#takenSteps - steps,
+      this.#takenCount - count,
       (room >> Room.stepsShift) + steps,
       (room & Room.countMask) + count,
     )
   }
 
-  #setRoom(pooledBytes: number, pooledCount: number, mostSteps: number, mostCount: number): void {
+  #setRoom(takenSteps: number, takenCount: number, mostSteps: number, mostCount: number): void {
     const steps = Math.floor(Math.min(mostSteps, Room.mostSteps))
     const count = Math.min(mostCount, Room.mostCount)
     // A small integer, whatever kind of number came in: the hot path is compiled for that.
     this.room = ((steps << Room.stepsShift) + count) | 0
-    this.#topSteps = pooledBytes / STEP + steps
-    this.#topCount = pooledCount + count
+    this.#topSteps = takenSteps + steps
+    this.#topCount = takenCount + count
   }
+}
+
+/** Puts a free block that is out of the room back, into it and onto its stack. */
+export function putBack(slot: Slot): void {
+  const tally = slot.tally as Tally
+  tally.settle()
+  tally.stack.push(slot)
 }
 
 const ledgers = new Set<Ledger>()
@@ -211,8 +253,14 @@ export function openLedger(account: number, books: Books, stacks: readonly Stack
   return ledger
 }
 
+/** Puts every spare of this thread back: somebody looks at the stacks. */
+export function putSparesBack(): void {
+  for (const ledger of ledgers) ledger.putSpareBack()
+}
+
 /** Ends a ledger with no block on it. */
 export function closeLedger(ledger: Ledger): void {
+  ledger.putSpareBack()
   ledgers.delete(ledger)
 }
 

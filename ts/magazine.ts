@@ -1,7 +1,7 @@
 import { Word } from './buffers.js'
 import { handles as passed, hot, MOST_BLOCKS, results } from './hot.js'
 import { kindOfType } from './kinds.js'
-import { Room, STEP } from './ledger.js'
+import { putBack, putSparesBack, STEP } from './ledger.js'
 import type { Ledger, Tally } from './ledger.js'
 import { REFUSED } from './native.js'
 import { dropIfEmpty, GONE, Handle, mapSlab, retireIfDetached, Slot, slabs } from './slabs.js'
@@ -146,8 +146,8 @@ export class Magazine {
 }
 
 /**
- * An array from the stack of its class. Makes no native call. Null where the stack is empty, its top out of use, the owner's limit reached,
- * or an argument none for a magazine. The less code here, the more callers the engine puts it into.
+ * An array over a free block of its class. Makes no native call. Null where there is none at hand, it is out of use, the owner's limit is reached,
+ * or an argument is none for a magazine. The less code here, the more callers the engine puts it into.
  */
 export function take(ledger: Ledger, type: unknown, length: number): UnifiedArray | null {
   const kind = kindOfType(type)
@@ -155,20 +155,15 @@ export function take(ledger: Ledger, type: unknown, length: number): UnifiedArra
   const bytes = length * kind.bytesPerElement
   if (bytes <= 0 || bytes > MOST_BYTES) return null
   const tally = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
-  const { stack } = tally
-  const slot = stack.top
-  const { slab } = slot
-  // The bottom's slab has no bytes, either. No `try` instead: the engine does not inline a constructor inside one.
-  if (slab.probe.length === 0) return null
-  let room = (ledger.room - tally.cost) | 0
-  if ((room & Room.guard) !== 0 && (room = ledger.admit(tally)) < 0) return null
-  const array = kind.make(slab.buffer, slot.offset, length, slot)
+  let slot = ledger.spare
+  if ((slot === null || slot.tally !== tally) && (slot = ledger.draw(tally)) === null) return null
+  // No `try` instead: the engine does not inline a constructor inside one.
+  if (slot.probe.length === 0) return null
+  const array = kind.make(slot.buffer, slot.offset, length, slot)
 
-  stack.top = slot.next
+  ledger.spare = null
   slot.words[slot.index] = Word.live
   slot.requested = bytes
-  if (slot.tally !== tally) slot.tally = tally
-  ledger.room = room
   tally.taken++
   return array
 }
@@ -176,6 +171,7 @@ export function take(ledger: Ledger, type: unknown, length: number): UnifiedArra
 /** As {@link take}, with all that may be needed for it. Answers why there is no array, or {@link NATIVE}. */
 export function obtain(ledger: Ledger, type: unknown, length: number, bytes: number): UnifiedArray | number {
   const { stack } = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
+  ledger.putSpareBack()
   for (;;) {
     if (stack.length === 0) {
       const refusal = stack.refill()
@@ -188,10 +184,11 @@ export function obtain(ledger: Ledger, type: unknown, length: number, bytes: num
 
 /** Frees the block of an array by the short way: live, and known to nobody else. */
 export function giveBack(slot: Slot): void {
-  const tally = slot.tally as Tally
+  const { ledger } = slot.tally as Tally
+  const { spare } = ledger
   slot.words[slot.index] = Word.held
-  tally.settle()
-  tally.stack.push(slot)
+  ledger.spare = slot
+  if (spare !== null) putBack(spare)
 }
 
 /** Frees a live block that the magazine handed out and that native code has not taken over, whoever asks for it. */
@@ -226,6 +223,7 @@ export function magazineFor(backend: number, device: number, placement: number):
 
 /** Gives every free block back and lets empty slabs go: somebody needs the memory. */
 export function dropEmptySlabs(but: Stack | null = null): void {
+  putSparesBack()
   for (const { stacks } of magazines.values()) {
     for (const stack of stacks) if (stack !== but && stack.length > 0) stack.flush(stack.length)
   }

@@ -1,6 +1,7 @@
 import { adopt, Block, detach, guard, isDetached, NO_WORDS, Word } from './buffers.js'
 import { typed, UnimallocError } from './errors.js'
 import { hot, results } from './hot.js'
+import { putSparesBack } from './ledger.js'
 import type { Ledger, Tally } from './ledger.js'
 import type { Stack } from './magazine.js'
 import { DEFAULT_ALIGNMENT } from './options.js'
@@ -24,6 +25,9 @@ const STATE = 0xff00
  */
 export class Slot {
   words: Uint16Array
+  /** The slab's. */
+  readonly buffer: ArrayBuffer
+  readonly probe: Uint8Array
   /** Where in the slab's buffer the block starts. */
   readonly offset: number
   /** On whose account the block is, or was the last time. */
@@ -41,6 +45,8 @@ export class Slot {
     public index: number,
   ) {
     this.words = slab.words
+    this.buffer = slab.buffer
+    this.probe = slab.probe
     this.offset = Math.imul(index, slab.block)
     this.next = this
   }
@@ -172,6 +178,7 @@ export function dropIfEmpty(slab: Slab): void {
 export function retireIfDetached(slab: Slab): boolean {
   if (slab.retired) return true
   if (slab.stack === null || !isDetached(slab.buffer)) return false
+  putSparesBack()
   slab.retired = true
   slab.stack.remove(slab)
   const { words } = slab
