@@ -4,6 +4,8 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p unimalloc --release --lib loom
 //! ```
 
+use std::ptr::NonNull;
+
 use loom::sync::Arc;
 use loom::thread;
 
@@ -42,7 +44,7 @@ fn full_span() -> (&'static Span, &'static Inbox) {
     });
     let inbox: &'static Inbox = Box::leak(Box::new(Inbox::new()));
     inbox.reserve(INDEX);
-    span.adopt(1, true, 0, inbox, INDEX);
+    span.adopt(1, Some(NonNull::dangling()), 0, inbox, INDEX);
     for _ in 0..2 {
         let index = span.pop().unwrap().unwrap();
         span.set_state(index, slot::LIVE);
@@ -332,7 +334,7 @@ fn loom_a_free_into_a_parked_span_whose_thread_ends_is_not_forgotten() {
         let (home, span) = pools(2);
         let inbox: &'static Inbox = Box::leak(Box::new(Inbox::new()));
         inbox.reserve(INDEX);
-        span.adopt(1, true, 0, inbox, INDEX);
+        span.adopt(1, Some(NonNull::dangling()), 0, inbox, INDEX);
         assert!(span.park());
         let freer = |index| thread::spawn(move || free(home, span, index));
         let (one, two) = (freer(0), freer(1));

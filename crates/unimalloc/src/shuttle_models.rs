@@ -193,7 +193,7 @@ fn end(home: Home) {
 /// A block of a class, or 0.
 fn try_take(heap: &mut Heap, key: BinKey, size: usize) -> usize {
     let class = class_of(size);
-    let at = heap.bins_of(key) + class;
+    let at = heap.bin_of(key, class);
     let address = heap.alloc(at, 0);
     if address != 0 {
         world(|world| world.hand_out(address, class_size(class)));
@@ -219,7 +219,7 @@ fn take_huge(home: Home, size: usize) -> Option<usize> {
 fn give(home: Home, heap: Option<&mut Heap>, address: usize) {
     world(|world| world.give_up(address));
     let mut heap = heap;
-    if heap.as_mut().is_some_and(|heap| heap.free_cached(address) || heap.free_far(address)) {
+    if heap.as_mut().is_some_and(|heap| heap.free_cached(address) || heap.free_again(address)) {
         return;
     }
     free(home, heap, address).unwrap();

@@ -87,7 +87,7 @@ impl Request {
         let home = heap.home;
         let (address, block, mut is_zero) = match self.class(home) {
             Some(class) => {
-                let (at, block) = (heap.bins_of(self.key) + class, class_size(class));
+                let (at, block) = (heap.bin_of(self.key, class), class_size(class));
                 (heap.alloc(at, block - self.size), block, false)
             }
             None => {

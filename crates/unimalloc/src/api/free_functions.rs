@@ -13,7 +13,7 @@ use crate::pool::{span_of, HasSegmentPool, Home, Urgency};
 use crate::stream::Notify;
 use crate::sync::Ordering::Relaxed;
 use crate::thread::heap::BinKey;
-use crate::thread::slots::{with_heap, ThreadSlots};
+use crate::thread::slots::{with_heap, Slots, ThreadSlots};
 use crate::thread::ThreadAllocator;
 
 /// What an allocation may ask for besides size and alignment.
@@ -36,14 +36,11 @@ pub struct AllocOptions {
 #[inline]
 pub fn thread_alloc<P: AllocPolicy, B: ThreadSlots>(size: usize, align: usize) -> *mut u8 {
     if matches!(P::POLICY, Policy::Standard) && align <= GRANULE && align.is_power_of_two() {
-        if let Some(class) = shared_class_for(size, align) {
-            let cached = B::with_slots(|slots| {
-                // SAFETY: `alloc_cached` calls nothing outside this crate, and the reference ends with it.
-                unsafe { slots.hot() }?.alloc_cached(class)
-            });
-            if let Some(address) = cached {
-                return address as *mut u8;
-            }
+        let class = shared_class_for(size, align);
+        // SAFETY: as `hot` says; `alloc_cached` calls nothing outside this crate, and the reference ends with it.
+        let cached = unsafe { B::with_slots(Slots::hot).as_mut() }.and_then(|heap| heap.alloc_cached(class));
+        if let Some(address) = cached {
+            return address as *mut u8;
         }
     }
     alloc_with::<P, B>(size, align, &AllocOptions::default())
@@ -99,12 +96,8 @@ pub fn alloc_on_stream<P: AllocPolicy, B: ThreadSlots>(
 /// address is handed out again.
 #[inline]
 pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
-    let freed = B::with_slots(|slots| {
-        // SAFETY: `free_cached` calls nothing outside this crate, and the reference ends with it.
-        let heap = unsafe { slots.hot() };
-        heap.is_some_and(|heap| heap.free_cached(ptr as usize))
-    });
-    if freed {
+    // SAFETY: as `hot` says; `free_cached` calls nothing outside this crate, and the reference ends with it.
+    if unsafe { B::with_slots(Slots::hot).as_mut() }.is_some_and(|heap| heap.free_cached(ptr as usize)) {
         return Ok(());
     }
     // SAFETY: the caller's promise.
@@ -118,11 +111,8 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
 /// As [`thread_free`].
 #[inline(never)]
 unsafe fn free_elsewhere<B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
-    let freed = B::with_slots(|slots| {
-        // SAFETY: `free_far` calls nothing outside this crate, and the reference ends with it.
-        unsafe { slots.hot() }.is_some_and(|heap| heap.free_far(ptr as usize))
-    });
-    if freed {
+    // SAFETY: as `hot` says; `free_again` calls nothing outside this crate, and the reference ends with it.
+    if unsafe { B::with_slots(Slots::hot).as_mut() }.is_some_and(|heap| heap.free_again(ptr as usize)) {
         return Ok(());
     }
     let home = Home::of::<B>();

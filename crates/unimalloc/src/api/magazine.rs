@@ -86,7 +86,7 @@ pub fn borrow<B: ThreadSlots>(
         .filter(|class| class_size(*class) <= SHARED_MAX)
         .ok_or(AllocError::InvalidSize)?;
     with_own_heap::<B, _>(|heap| {
-        let at = heap.bins_of(key) + class;
+        let at = heap.bin_of(key, class);
         for lent in 0..count {
             let address = heap.alloc(at, 0);
             let found = crate::pool::span_of(address).and_then(|span| Some((span, span.slot_at(address)?)));

@@ -33,8 +33,8 @@ pub(crate) const MAX_BLOCKS: usize = GRANULE / MIN_BLOCK;
 #[inline(always)]
 pub(crate) const fn class_of(size: usize) -> usize {
     let s = size.wrapping_sub(1); // of 0: a class beyond all others
-    let e = (s | 128).ilog2();
-    (s >> (e - 3)) + 8 * (e as usize - 7)
+    let e = (s | 128).leading_zeros() ^ (usize::BITS - 1); // `ilog2`, in the shape that becomes one instruction
+    (s >> (e - 3)) + 8 * e as usize - 56
 }
 
 /// The block size of a class: the inverse of [`class_of`].
@@ -58,24 +58,39 @@ pub(crate) const fn round_up(size: usize, align: usize) -> Option<usize> {
 /// Classes whose blocks share spans.
 pub(crate) const SHARED_CLASSES: usize = class_of(SHARED_MAX) + 1;
 
-/// As [`class_for`], for the hot path: `None` also for size 0 and for classes whose blocks have a span of their own.
+/// As [`class_for`], for the hot path: a class beyond all [shared ones](SHARED_CLASSES) where `class_for` knows better or none,
+/// also for size 0.
 #[inline(always)]
-pub(crate) const fn shared_class_for(size: usize, align: usize) -> Option<usize> {
+pub(crate) const fn shared_class_for(size: usize, align: usize) -> usize {
     // Every class is a multiple of the smallest block.
     let rounded = if align <= MIN_BLOCK {
         size
     } else if size <= SHARED_MAX {
         (size + align - 1) & !(align - 1)
     } else {
-        return None;
+        return usize::MAX;
     };
-    let class = class_of(rounded);
-    if class < SHARED_CLASSES {
-        Some(class)
+    let s = rounded.wrapping_sub(1);
+    if s < TABLED {
+        CLASS_TABLE[s / MIN_BLOCK] as usize
     } else {
-        None
+        class_of(rounded)
     }
 }
+
+/// Sizes up to this have their class looked up; above, it is computed.
+const TABLED: usize = 32 << 10;
+
+/// The class of each multiple of the smallest block, less one block.
+static CLASS_TABLE: [u8; TABLED / MIN_BLOCK] = {
+    let mut table = [0; TABLED / MIN_BLOCK];
+    let mut at = 0;
+    while at < table.len() {
+        table[at] = class_of((at + 1) * MIN_BLOCK) as u8;
+        at += 1;
+    }
+    table
+};
 
 /// The class for a size and an alignment up to [`GRANULE`], or `None` where no class is large enough.
 ///
@@ -118,13 +133,29 @@ pub(crate) fn largest_block_in(run: usize, segment_bytes: usize) -> usize {
     (0..CLASSES).rev().find(fits).map_or(0, class_size)
 }
 
-/// The multiplier that turns an offset into a block index: `index = offset * reciprocal >> 32`.
+/// The multiplier that turns an offset into a block's index, and tells whether a block starts there: see [`exact_index`].
+/// That of a span of one block does not depend on its size.
+pub(crate) const fn reciprocal(block: usize, blocks: usize) -> u64 {
+    match blocks {
+        0 => 0,                           // no block starts anywhere
+        1 => 1,                           // only at offset 0
+        _ => u64::MAX / block as u64 + 1, // ceil(2^64 / block), of 2 and more
+    }
+}
+
+/// The index of the block that starts exactly at `offset`; `None` for any other offset.
 ///
-/// With `reciprocal = ceil(2^32 / size)`, an offset of exactly `k * size` gives `k` while `k * size < 2^32`, since the
-/// error is below `k`. Any other offset gives some index whose `index * size` differs from it, so comparing the product
-/// with the offset makes the check exact.
-pub(crate) const fn reciprocal(block: usize) -> u64 {
-    (1u64 << 32).div_ceil(block as u64)
+/// With `m = ceil(2^64 / d)` and `n = q * d + r`, the product `n * m` is `q * 2^64 + q * e + r * m`, where `e < d` is what the
+/// ceiling added. While `n * d < 2^64`, the lower half is below `m` exactly if `r` is 0, and the upper half is `q` then
+/// (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019). A span has at most 2^25 bytes where it has several blocks.
+#[inline(always)]
+pub(crate) const fn exact_index(offset: usize, reciprocal: u64) -> Option<usize> {
+    let product = offset as u128 * reciprocal as u128;
+    if (product as u64) < reciprocal {
+        Some((product >> 64) as usize)
+    } else {
+        None
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -146,12 +177,13 @@ mod tests {
         for align in (0..=GRANULE_SHIFT).map(|shift| 1 << shift) {
             for size in (1..20_000).chain((SHARED_MAX - 20_000..=SHARED_MAX).step_by(13)) {
                 let class = class_for(size, align).filter(|class| *class < SHARED_CLASSES);
-                assert_eq!(shared_class_for(size, align), class, "{size} {align}");
+                let hot = Some(shared_class_for(size, align)).filter(|class| *class < SHARED_CLASSES);
+                assert_eq!(hot, class, "{size} {align}");
             }
             for size in
                 [0, SHARED_MAX + 1, LARGE_MAX, LARGE_MAX + 1, usize::MAX - 16, usize::MAX - 1, usize::MAX]
             {
-                assert_eq!(shared_class_for(size, align), None, "{size} {align}");
+                assert!(shared_class_for(size, align) >= SHARED_CLASSES, "{size} {align}");
             }
         }
     }
@@ -223,18 +255,27 @@ mod tests {
         for segment in [2 << 20, 8 << 20, 32 << 20] {
             for class in 0..CLASSES {
                 let Some(bytes) = span_bytes(class, segment) else { continue };
-                let (block, reciprocal) = (class_size(class), reciprocal(class_size(class)));
+                let (block, blocks) = (class_size(class), bytes / class_size(class));
+                let reciprocal = reciprocal(block, blocks);
                 assert!(bytes >= block && bytes % GRANULE == 0);
-                // Every offset, but for spans of one block, whose descriptors have no use for a reciprocal.
-                let step = if bytes / block > 1 { 1 } else { 1 + block / 64 };
-                for offset in (0..bytes).step_by(step) {
-                    let index = ((offset as u64 * reciprocal) >> 32) as usize;
-                    assert_eq!(index * block == offset, offset % block == 0, "{block} {offset}");
+                assert!(blocks <= MAX_BLOCKS);
+                for offset in 0..bytes {
+                    let exact =
+                        (offset % block == 0 && (blocks > 1 || offset == 0)).then_some(offset / block);
+                    assert_eq!(exact_index(offset, reciprocal), exact, "{block} {offset}");
                 }
-                for k in 0..bytes / block {
-                    assert_eq!(((k * block) as u64 * reciprocal) >> 32, k as u64);
-                }
-                assert!(bytes / block <= MAX_BLOCKS);
+            }
+        }
+    }
+
+    #[test]
+    fn the_one_block_of_a_span_starts_at_its_base_alone() {
+        let reciprocal = reciprocal(1 << 46, 1);
+        assert_eq!(exact_index(0, reciprocal), Some(0));
+        assert_eq!(exact_index(0, super::reciprocal(1, 0)), None);
+        for shift in 0..usize::BITS {
+            for offset in [1 << shift, usize::MAX >> shift] {
+                assert_eq!(exact_index(offset, reciprocal), None, "{offset:#x}");
             }
         }
     }

@@ -20,10 +20,10 @@
 
 mod recount;
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use super::codec::{make_keys, Coded};
-use super::geometry::{reciprocal, GRANULE};
+use super::geometry::{exact_index, reciprocal, GRANULE};
 use super::inbox::Inbox;
 use super::marks::MarkTable;
 use super::slot;
@@ -46,7 +46,7 @@ pub(crate) const ORPHAN: u8 = 3;
 pub(crate) const LOST: u8 = 4;
 
 /// `bin` of a span with one block that no heap keeps: huge, or aligned beyond a granule.
-pub(crate) const DEDICATED: u16 = u16::MAX;
+pub(crate) const DEDICATED: u32 = u32::MAX;
 /// `segment` of a span that is not cut from one.
 pub(crate) const NO_SEGMENT: u32 = u32::MAX;
 
@@ -58,9 +58,11 @@ pub(crate) struct Span {
     base: AtomicUsize,
     block: AtomicUsize,
     slots: &'static [AtomicU16],
-    reciprocal: AtomicU32,
-    bin: AtomicU16,
+    reciprocal: AtomicU64,
+    /// Where the owner caches blocks of this span: an address that only the heap with the id in `owner` follows, which stored it.
+    owner_bin: AtomicPtr<()>,
     // What the owner's slow paths and remote frees read.
+    bin: AtomicU32,
     state: AtomicU8,
     /// Policy of the blocks, as [`Policy`](crate::Policy)'s discriminant.
     pub(crate) lane: AtomicU8,
@@ -136,8 +138,9 @@ impl Span {
             base: AtomicUsize::new(0),
             block: AtomicUsize::new(1),
             slots,
-            reciprocal: AtomicU32::new(0),
-            bin: AtomicU16::new(DEDICATED),
+            reciprocal: AtomicU64::new(0),
+            owner_bin: AtomicPtr::new(ptr::null_mut()),
+            bin: AtomicU32::new(DEDICATED),
             state: AtomicU8::new(ACTIVE),
             lane: AtomicU8::new(0),
             group: AtomicU8::new(0),
@@ -186,9 +189,7 @@ impl Span {
         self.keeper.store(0, Relaxed);
         self.base.store(shape.base, Relaxed);
         self.block.store(shape.block, Relaxed);
-        // One block: every offset but 0 fails the exact check, whatever the block's size.
-        let reciprocal = if shape.capacity == 1 { 0 } else { reciprocal(shape.block) as u32 };
-        self.reciprocal.store(reciprocal, Relaxed);
+        self.reciprocal.store(reciprocal(shape.block, shape.capacity), Relaxed);
         self.bin.store(DEDICATED, Relaxed);
         self.lane.store(shape.lane, Relaxed);
         self.group.store(shape.group, Relaxed);
@@ -210,13 +211,22 @@ impl Span {
         self.state.store(ACTIVE, Release);
     }
 
-    /// Makes the heap `id` the keeper. `fast` lets its hot path free blocks without looking further.
-    pub(crate) fn adopt(&self, id: u64, fast: bool, bin: u16, inbox: &'static Inbox, inbox_index: u32) {
+    /// Makes the heap `id` the keeper. With `owner_bin` its hot path may free blocks without looking further, and gets this
+    /// address back by [`owner_bin`](Self::owner_bin).
+    pub(crate) fn adopt(
+        &self,
+        id: u64,
+        owner_bin: Option<NonNull<()>>,
+        bin: u32,
+        inbox: &'static Inbox,
+        inbox_index: u32,
+    ) {
         self.bin.store(bin, Relaxed);
+        self.owner_bin.store(owner_bin.map_or(ptr::null_mut(), NonNull::as_ptr), Relaxed);
         self.inbox.store(ptr::from_ref(inbox).cast_mut(), Relaxed);
         self.inbox_index.store(inbox_index, Relaxed);
         self.keeper.store(id, Release);
-        self.owner.store(if fast { id } else { 0 }, Release);
+        self.owner.store(if owner_bin.is_some() { id } else { 0 }, Release);
     }
 
     /// The heap that may free blocks here without atomics.
@@ -225,12 +235,23 @@ impl Span {
         self.owner.load(Relaxed)
     }
 
+    /// The owner is about to give the span up.
+    pub(crate) fn disown(&self) {
+        self.owner.store(0, Relaxed);
+    }
+
+    /// What the owner gave when it [adopted](Self::adopt) the span. Anybody else may read anything.
+    #[inline(always)]
+    pub(crate) fn owner_bin(&self) -> *mut () {
+        self.owner_bin.load(Relaxed)
+    }
+
     pub(crate) fn keeper(&self) -> u64 {
         self.keeper.load(Relaxed)
     }
 
     #[inline(always)]
-    pub(crate) fn bin(&self) -> u16 {
+    pub(crate) fn bin(&self) -> u32 {
         self.bin.load(Relaxed)
     }
 
@@ -270,10 +291,7 @@ impl Span {
     #[inline(always)]
     pub(crate) fn slot_at(&self, address: usize) -> Option<(usize, &'static AtomicU16)> {
         let offset = address.wrapping_sub(self.base.load(Relaxed));
-        let index = ((offset as u64).wrapping_mul(u64::from(self.reciprocal.load(Relaxed))) >> 32) as usize;
-        if index.wrapping_mul(self.block.load(Relaxed)) != offset {
-            return None;
-        }
+        let index = exact_index(offset, self.reciprocal.load(Relaxed))?;
         Some((index, self.slots.get(index)?))
     }
 
@@ -723,7 +741,7 @@ impl Span {
 
     /// The keeper gives the span up. Afterwards anyone may claim it.
     pub(crate) fn orphan(&self) {
-        self.owner.store(0, Relaxed);
+        self.disown();
         self.keeper.store(0, Relaxed);
         // A swap, not a store: a free may be moving FULL to TOLD, and one of the two must come first for everybody.
         self.state.swap(ORPHAN, SeqCst);

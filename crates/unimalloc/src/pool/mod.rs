@@ -510,6 +510,7 @@ impl Home {
         debug_assert!(span.is_empty());
         let (base, granules) = (span.base(), span.granules());
         MAP.set(base, granules, self.vacant());
+        span.disown();
         let segment = span.segment.load(Relaxed);
         self.pools.descriptors.recycle(span);
         let age = self.age();

@@ -1,6 +1,7 @@
 //! A size class of a heap: a stack of cached blocks, and the spans with free blocks behind it.
 
-use crate::meta::geometry::{class_size, SHARED_MAX};
+use super::bins::BinIndex;
+use crate::meta::geometry::SHARED_MAX;
 use crate::meta::span::Span;
 use crate::sync::AtomicU16;
 
@@ -11,18 +12,15 @@ pub(super) struct Cached {
     pub slot: &'static AtomicU16,
 }
 
-/// Thirty-two bytes, so that a class becomes an address by a shift.
-#[repr(C)]
-pub(super) struct Bin {
-    /// None before first use, then a few, more each time that frees find no room, up to `limit`: so the hot path needs one
-    /// check where it pushes.
-    entries: Box<[Cached]>,
-    /// Entries in use: the first ones. The last of them is handed out next.
-    len: u32,
-    limit: u16,
-    pub class: u16,
+pub(crate) struct Bin {
+    /// The block that is handed out next is the last. No room before first use, then for a few, more each time that frees find
+    /// none, up to `limit`: so the hot path needs one check where it pushes.
+    cache: Vec<Cached>,
     /// Spans with free blocks, linked; the head is used first. Holds at most one span without used blocks.
     pub partial: Option<&'static Span>,
+    limit: u16,
+    /// Which of the heap's bins it is.
+    pub at: BinIndex,
 }
 
 /// A cache holds up to this many bytes of blocks, but at least two blocks and at most `MAX_CACHED`.
@@ -33,14 +31,14 @@ const FIRST: usize = 128;
 
 impl Bin {
     /// Without a cache (`cached` false) every allocation goes to a span's free list, and verifies it.
-    pub fn new(class: usize, cached: bool) -> Self {
-        let size = class_size(class);
+    pub fn new(at: BinIndex, cached: bool) -> Self {
+        let size = at.block();
         let limit = match size {
             _ if !cached => 0,
             size if size > SHARED_MAX => 1,
             size => (CACHE_BYTES / size).clamp(2, MAX_CACHED),
         };
-        Self { entries: Box::default(), len: 0, limit: limit as u16, class: class as u16, partial: None }
+        Self { cache: Vec::new(), partial: None, limit: limit as u16, at }
     }
 
     /// Blocks to move at a time between cache and spans.
@@ -48,14 +46,14 @@ impl Bin {
         (self.room() / 2).max(1)
     }
 
-    /// Entries there are, or would be at first use.
+    /// Blocks there is room for, or would be at first use.
     fn room(&self) -> usize {
-        self.entries.len().max(FIRST.min(usize::from(self.limit)))
+        self.cache.capacity().max(FIRST.min(usize::from(self.limit)))
     }
 
     /// Blocks in the cache.
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.cache.len()
     }
 
     /// Whether it never holds a block: each comes from a span's list, and goes back to it.
@@ -70,80 +68,67 @@ impl Bin {
     /// The block that was cached last.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Cached> {
-        let last = self.len.wrapping_sub(1); // of 0: beyond all entries
-        let block = *self.entries.get(last as usize)?;
-        self.len = last;
-        Some(block)
+        self.cache.pop()
     }
 
     /// Caches a block; false if the cache is full, or was never used.
     #[inline(always)]
-    pub fn push(&mut self, address: usize, slot: &'static AtomicU16) -> bool {
-        let Some(entry) = self.entries.get_mut(self.len as usize) else { return false };
-        *entry = Cached { address, slot };
-        self.len += 1;
-        true
+    pub fn push(&mut self, block: Cached) -> bool {
+        let has_room = self.cache.len() < self.cache.capacity();
+        if has_room {
+            self.cache.push(block);
+        }
+        has_room
     }
 
-    /// Makes the entries on first use, from any span, so that blocks can be pushed: as many as are [vacant](Self::vacant) then.
-    pub fn prepare(&mut self, span: &'static Span) {
-        self.resize(span, self.room());
+    /// Makes room on first use, so that blocks can be pushed: as many as are [vacant](Self::vacant) then.
+    pub fn prepare(&mut self) {
+        self.resize(self.room());
     }
 
     /// Makes twice the room, up to the limit: a program that frees so many at a time tends to allocate as many again.
-    pub fn grow(&mut self, span: &'static Span) {
-        self.resize(span, (2 * self.room()).min(usize::from(self.limit)));
+    pub fn grow(&mut self) {
+        self.resize((2 * self.room()).min(usize::from(self.limit)));
     }
 
-    /// Leaves the entries as they are where the process has no memory for more.
-    fn resize(&mut self, span: &'static Span, room: usize) {
-        if let (true, Some(slot)) = (self.entries.len() < room, span.slots().first()) {
-            let mut entries = Vec::new();
-            if entries.try_reserve_exact(room).is_ok() {
-                entries.extend_from_slice(&self.entries);
-                // What an entry above `len` holds does not matter.
-                entries.resize(room, Cached { address: span.base(), slot });
-                self.entries = entries.into();
-            }
-        }
+    /// Leaves the room as it is where the process has no memory for more.
+    fn resize(&mut self, room: usize) {
+        let _ = self.cache.try_reserve_exact(room.saturating_sub(self.len()));
     }
 
     /// Blocks that can be pushed.
     pub fn vacant(&self) -> usize {
-        self.entries.len() - self.len()
+        self.cache.capacity() - self.len()
     }
 
-    /// Gives the entries of an empty cache back.
+    /// Gives the memory of an empty cache back.
     pub fn shrink(&mut self) {
-        if self.len == 0 {
-            self.entries = Box::default();
+        if self.cache.is_empty() {
+            self.cache = Vec::new();
         }
     }
 
     /// Makes room for blocks that waited for the GPU, which come back in batches of so many bytes.
     pub fn widen(&mut self, bytes: usize) {
         if self.limit != 0 {
-            let wide = (bytes / class_size(usize::from(self.class))).min(FIRST);
+            let wide = (bytes / self.at.block()).min(FIRST);
             self.limit = self.limit.max(wide as u16);
         }
     }
 
     /// Puts the blocks from `from` on in reverse.
     pub fn reverse(&mut self, from: usize) {
-        let len = self.len();
-        self.entries[from..len].reverse();
+        self.cache[from..].reverse();
     }
 
     /// The oldest `count` blocks but for the first `skip`.
     pub fn oldest(&self, skip: usize, count: usize) -> &[Cached] {
-        &self.entries[skip..count]
+        &self.cache[skip..count]
     }
 
     /// Forgets the `count` oldest blocks.
     pub fn drop_oldest(&mut self, count: usize) {
-        let len = self.len();
-        self.entries.copy_within(count..len, 0);
-        self.len -= count as u32;
+        self.cache.drain(..count);
     }
 
     /// Whether the listed spans have this many free blocks, and one in any case.
@@ -170,15 +155,5 @@ impl Bin {
         if self.partial.is_some_and(|head| std::ptr::eq(head, span)) {
             self.partial = next;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bin_stays_thirty_two_bytes() {
-        assert_eq!(size_of::<Bin>(), 32);
     }
 }

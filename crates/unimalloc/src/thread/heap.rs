@@ -12,19 +12,20 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-use super::bin::Bin;
+use super::bin::Cached;
+use super::bins::{BinIndex, Bins};
 use super::prefetch::prefetch;
 use crate::backend::fork;
 use crate::error::{last_error, set_last_error, AllocError};
 use crate::meta::address_map::Near;
-use crate::meta::geometry::{class_size, CLASSES, SHARED_MAX};
+use crate::meta::geometry::{class_size, SHARED_MAX};
 use crate::meta::inbox::Inbox;
 use crate::meta::slot;
 use crate::meta::span::{Span, TOLD};
 use crate::placement::{Place, Placement};
 use crate::policy::Policy;
 use crate::pool::{near, span_of, Home, PoolKey, SpanRequest, Urgency};
-use crate::sync::{AtomicU16, Ordering::Relaxed};
+use crate::sync::Ordering::Relaxed;
 
 /// What blocks must have in common to share a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +48,8 @@ impl BinKey {
 pub(crate) struct Heap {
     /// Monotonic: never used twice in a process, so a stale owner number matches nobody.
     id: NonZeroU64,
-    /// `CLASSES` bins for each key, in the order of `keys`.
-    bins: Vec<Bin>,
+    /// For each key, in the order of `keys`.
+    bins: Bins,
     keys: Vec<(BinKey, u32)>,
     /// Where in the address map the span is that came last.
     near: Near<Span>,
@@ -91,10 +92,10 @@ impl Heap {
     /// `first` is the key whose bins the hot path uses.
     pub(crate) fn new(home: Home, first: BinKey) -> Self {
         fork::watch();
-        let mut heap = Self {
+        Self {
             id: next_id(),
-            bins: Vec::new(),
-            keys: Vec::new(),
+            bins: Bins::new(!first.policy.encoded()),
+            keys: vec![(first, home.key(first.pool_key()))],
             near: Near::nowhere(),
             home,
             inbox: Inbox::take(),
@@ -104,41 +105,40 @@ impl Heap {
             large_limit: LARGE_CACHE_BYTES,
             quarantined: VecDeque::new(),
             quarantined_bytes: 0,
-        };
-        heap.bins_of(first);
-        heap
+        }
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id.get()
     }
 
-    /// Index of the first of a key's bins.
-    pub(crate) fn bins_of(&mut self, key: BinKey) -> usize {
-        let at = self.keys.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+    /// The bin of a key and class.
+    pub(crate) fn bin_of(&mut self, key: BinKey, class: usize) -> BinIndex {
+        let number = self.keys.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
             self.keys.push((key, self.home.key(key.pool_key())));
-            self.bins.extend((0..CLASSES).map(|class| Bin::new(class, !key.policy.encoded())));
+            self.bins.add(!key.policy.encoded());
             self.keys.len() - 1
         });
-        at * CLASSES
+        BinIndex::of(number, class)
     }
 
     // ---- allocation ----
 
-    /// A cached block of a class of the first key. Classes of blocks that have a span of their own are not for here.
+    /// A cached block of a class of the first key, if its blocks share spans.
     #[inline(always)]
     pub(crate) fn alloc_cached(&mut self, class: usize) -> Option<usize> {
-        let block = self.bins.get_mut(class)?.pop()?;
+        let block = self.bins.pop_first(class)?;
         block.slot.store(slot::LIVE, Relaxed);
         Some(block.address)
     }
 
     /// A block of bin `at`, or 0 with the reason in `last_error`. Of a Hardened one, `slack` bytes lie behind its redzone.
-    pub(crate) fn alloc(&mut self, at: usize, slack: usize) -> usize {
+    pub(crate) fn alloc(&mut self, at: BinIndex, slack: usize) -> usize {
+        self.settle();
         let bin = &mut self.bins[at];
         if let Some(block) = bin.pop() {
-            if usize::from(bin.class) > SHARED_CLASS {
-                self.large_cached -= class_size(usize::from(bin.class));
+            if !at.is_shared() {
+                self.large_cached -= at.block();
             }
             block.slot.store(slot::LIVE, Relaxed);
             return block.address;
@@ -153,7 +153,7 @@ impl Heap {
 
     /// A block off a span's list, live, for a bin without a cache: there each allocation comes this way. `None`, with nothing
     /// done, where the refill has to look: at a span without free blocks, or one whose list does not verify.
-    fn take_listed(&mut self, at: usize, span: &'static Span, slack: usize) -> Option<usize> {
+    fn take_listed(&mut self, at: BinIndex, span: &'static Span, slack: usize) -> Option<usize> {
         let index = span.pop().ok().flatten()?;
         span.set_live(index, slack);
         match span.first_listed() {
@@ -167,7 +167,7 @@ impl Heap {
     }
 
     #[cold]
-    fn refill(&mut self, at: usize, slack: usize) -> usize {
+    fn refill(&mut self, at: BinIndex, slack: usize) -> usize {
         self.limit_quarantine();
         let mut looked = false;
         loop {
@@ -197,7 +197,7 @@ impl Heap {
     }
 
     /// Moves a batch of `span`'s blocks to the cache and returns one more, live.
-    fn take_batch(&mut self, at: usize, span: &'static Span, slack: usize) -> Option<usize> {
+    fn take_batch(&mut self, at: BinIndex, span: &'static Span, slack: usize) -> Option<usize> {
         if !span.has_free() {
             self.drain(span);
         }
@@ -207,13 +207,13 @@ impl Heap {
         };
         if first.is_some() {
             let bin = &mut self.bins[at];
-            bin.prepare(span);
+            bin.prepare();
             let batch = bin.batch().min(bin.vacant() + 1);
             let from = bin.len();
             if batch > 1 {
                 span.pop_batch(batch - 1, |address, slot| {
                     slot.store(slot::CACHED, Relaxed);
-                    bin.push(address, slot);
+                    bin.push(Cached { address, slot });
                 });
             }
             bin.reverse(from); // so that blocks come out in the order of the list
@@ -229,7 +229,7 @@ impl Heap {
 
     /// Gives up a span whose free list does not verify. Its live blocks stay valid and can be freed; none of its memory
     /// is handed out again.
-    fn quit(&mut self, at: usize, span: &'static Span) {
+    fn quit(&mut self, at: BinIndex, span: &'static Span) {
         self.bins[at].unlink(span);
         span.lose();
         self.tenants[span.inbox_index() as usize] = None; // the index stays taken: messages for it go nowhere
@@ -237,7 +237,7 @@ impl Heap {
     }
 
     /// Sets a span aside until a free comes in, or drains those that came in meanwhile.
-    fn park(&mut self, at: usize, span: &'static Span) {
+    fn park(&mut self, at: BinIndex, span: &'static Span) {
         if span.has_remote() || !span.park() {
             if span.remote_bits() < self.bins[at].batch() / 4 {
                 // Too few to be worth it yet; the inbox brings the span back when nothing else is left.
@@ -257,9 +257,9 @@ impl Heap {
     }
 
     /// Brings a span with free blocks into bin `at`; false with the reason in `last_error`.
-    fn acquire(&mut self, at: usize) -> bool {
-        let (key, number) = self.keys[at / CLASSES];
-        let class = at % CLASSES;
+    fn acquire(&mut self, at: BinIndex) -> bool {
+        let (key, number) = self.keys[at.key()];
+        let class = at.class();
         let number = match class_size(class) {
             size if size < SMALL && key.place.placement == Placement::Auto => self.small_auto(key, number),
             _ => number,
@@ -283,9 +283,7 @@ impl Heap {
             if ours {
                 let batch = home.segment_bytes();
                 self.large_limit = self.large_limit.max(batch);
-                if let Some(bin) = self.bins.get_mut(usize::from(span.bin())) {
-                    bin.widen(batch);
-                }
+                self.bins[BinIndex::numbered(span.bin())].widen(batch);
                 self.free_kept(span, index);
             }
             ours
@@ -338,14 +336,15 @@ impl Heap {
     }
 
     /// Becomes the keeper of a span and links it into bin `at`. There is a [place](Self::has_place) for it.
-    fn keep(&mut self, at: usize, span: &'static Span) {
+    fn keep(&mut self, at: BinIndex, span: &'static Span) {
         let index = self.vacancies.pop().unwrap_or_else(|| {
             self.tenants.push(None);
             self.tenants.len() as u32 - 1
         });
         self.tenants[index as usize] = Some(span);
-        let fast = self.keys[at / CLASSES].0.policy == Policy::Standard && at % CLASSES <= SHARED_CLASS;
-        span.adopt(self.id(), fast, at as u16, self.inbox, index);
+        let fast = self.keys[at.key()].0.policy == Policy::Standard && at.is_shared();
+        let bin = fast.then(|| self.bins.locate(at).cast());
+        span.adopt(self.id(), bin, at.number(), self.inbox, index);
         self.near = near(span);
         self.bins[at].link(span);
     }
@@ -363,59 +362,66 @@ impl Heap {
         if slot.load(Relaxed) != slot::LIVE {
             return false;
         }
-        let at = usize::from(span.bin());
-        let Some(bin) = self.bins.get_mut(at) else { return false };
-        if !bin.push(address, slot) {
-            return self.free_full(at, address, slot);
+        let bin = span.owner_bin().cast();
+        debug_assert_eq!(bin, self.bins.locate(BinIndex::numbered(span.bin())).as_ptr());
+        // SAFETY: a heap stores its id as a span's owner together with the place of one of its bins (`keep`), before anybody else
+        // can find the span, and takes the id back before it gives the span up.
+        if !unsafe { self.bins.push_latest(bin, Cached { address, slot }) } {
+            return false;
         }
         // Last: some processors let no load pass a store whose address they do not know yet, and this one's comes late.
         slot.store(slot::CACHED, Relaxed);
         true
     }
 
-    /// As `free_cached`, which looked for the block's span in the wrong place. The next one is looked for where this one is.
-    #[inline(always)]
-    pub(crate) fn free_far(&mut self, address: usize) -> bool {
-        !self.near.covers(address) && self.move_and_free(address)
-    }
-
-    #[cold]
-    fn move_and_free(&mut self, address: usize) -> bool {
-        let Some(span) = span_of(address).filter(|span| span.owner() == self.id.get()) else { return false };
-        self.near = near(span);
+    /// As `free_cached`, after that failed: where the block before this one found no room, or the look-up began in the wrong
+    /// place. The next one begins where this one is.
+    pub(crate) fn free_again(&mut self, address: usize) -> bool {
+        if self.bins.is_crowded() {
+            self.settle();
+        } else if self.near.covers(address) {
+            return false;
+        }
+        if !self.near.covers(address) {
+            let Some(span) = span_of(address).filter(|span| span.owner() == self.id.get()) else {
+                return false;
+            };
+            self.near = near(span);
+        }
         self.free_cached(address)
     }
 
-    /// As `free_cached`, where the cache has no room or the block is large.
+    /// Caches a block whose word says CACHED, also where there is no room yet or the block is large.
     #[cold]
-    fn free_full(&mut self, at: usize, address: usize, slot: &'static AtomicU16) -> bool {
-        slot.store(slot::CACHED, Relaxed);
-        let size = class_size(at % CLASSES);
+    fn free_full(&mut self, at: BinIndex, block: Cached) {
+        let size = at.block();
         let large = size > SHARED_MAX;
         if large && self.large_cached + size > self.large_limit {
-            self.put_back(at, address);
-            return true;
+            return self.put_back(at, block.address);
         }
-        if self.bins[at].push(address, slot)
-            || self.make_room(at, address) && self.bins[at].push(address, slot)
-        {
+        if self.bins[at].push(block) || self.make_room(at) && self.bins[at].push(block) {
             self.large_cached += if large { size } else { 0 };
         } else {
-            self.put_back(at, address); // a bin without a cache
+            self.put_back(at, block.address); // a bin without a cache
         }
-        true
+    }
+
+    /// Puts the block that was freed last where the others are.
+    fn settle(&mut self) {
+        if let Some((at, block)) = self.bins.take_latest() {
+            self.free_full(at, block);
+        }
     }
 
     /// Gives a cache without room more of it, or its older half back to the spans. False for a bin without a cache.
-    fn make_room(&mut self, at: usize, address: usize) -> bool {
-        let Some(span) = span_of(address) else { return false };
+    fn make_room(&mut self, at: BinIndex) -> bool {
         let bin = &mut self.bins[at];
         if bin.is_cacheless() {
             return false;
         }
-        bin.prepare(span);
+        bin.prepare();
         if bin.is_full() {
-            bin.grow(span);
+            bin.grow();
         }
         if bin.is_full() {
             let oldest = bin.batch();
@@ -430,7 +436,7 @@ impl Heap {
             // Its free list is broken: the block is not handed out again, and a second free of it is noticed.
             return span.set_state(index, slot::QUARANTINED);
         }
-        let at = usize::from(span.bin());
+        let at = BinIndex::numbered(span.bin());
         if span.is_coded() {
             self.keep_back(span, index);
             if span.block() > QUARANTINE_BYTES / 4 {
@@ -438,7 +444,9 @@ impl Heap {
             }
             self.limit_quarantine();
         } else {
-            self.free_full(at, span.address(index), &span.slots()[usize::from(index)]);
+            let slot = &span.slots()[usize::from(index)];
+            slot.store(slot::CACHED, Relaxed);
+            self.free_full(at, Cached { address: span.address(index), slot });
         }
     }
 
@@ -486,12 +494,17 @@ impl Heap {
             return self.home.pools.report_corruption();
         }
         span.push(index);
-        self.has_room(usize::from(span.bin()), span);
+        self.has_room(BinIndex::numbered(span.bin()), span);
+    }
+
+    /// Gives all blocks of a cache back to their spans.
+    fn empty(&mut self, at: BinIndex) {
+        self.settle();
+        self.flush(at, self.bins[at].len());
     }
 
     /// Gives the `count` oldest blocks of a cache back to their spans.
-    fn flush(&mut self, at: usize, count: usize) {
-        let count = count.min(self.bins[at].len());
+    fn flush(&mut self, at: BinIndex, count: usize) {
         let mut position = 0;
         while position < count {
             let blocks = self.bins[at].oldest(position, count);
@@ -503,14 +516,14 @@ impl Heap {
             self.has_room(at, span);
         }
         self.bins[at].drop_oldest(count);
-        let size = class_size(at % CLASSES);
+        let size = at.block();
         if size > SHARED_MAX {
             self.large_cached -= size * count;
         }
     }
 
     /// Puts a block that was cached on its span's free list.
-    fn put_back(&mut self, at: usize, address: usize) {
+    fn put_back(&mut self, at: BinIndex, address: usize) {
         let Some(span) = span_of(address) else { return };
         let Some((index, _)) = span.slot_at(address) else { return };
         span.push(index as u16);
@@ -518,7 +531,7 @@ impl Heap {
     }
 
     /// After blocks of a span became free: lists it, or returns it to the pool if nothing of it is used.
-    fn has_room(&mut self, at: usize, span: &'static Span) {
+    fn has_room(&mut self, at: BinIndex, span: &'static Span) {
         if !span.is_listed() {
             span.unpark();
             self.bins[at].link(span);
@@ -528,7 +541,7 @@ impl Heap {
         }
         let bin = &mut self.bins[at];
         let others = bin.partial.is_some_and(|head| !std::ptr::eq(head, span)) || span.next().is_some();
-        if others || usize::from(bin.class) > SHARED_CLASS {
+        if others || !at.is_shared() {
             bin.unlink(span);
             self.let_go(span);
         }
@@ -568,7 +581,7 @@ impl Heap {
             }
             span.unpark();
             self.drain(span);
-            let at = usize::from(span.bin());
+            let at = BinIndex::numbered(span.bin());
             if span.has_free() {
                 if !self.cache_large(at, span) {
                     self.has_room(at, span);
@@ -582,8 +595,8 @@ impl Heap {
 
     /// Caches the one block of a span that came back, where there is room: returning the span to the pool and cutting
     /// another costs some hundred nanoseconds.
-    fn cache_large(&mut self, at: usize, span: &'static Span) -> bool {
-        let size = class_size(at % CLASSES);
+    fn cache_large(&mut self, at: BinIndex, span: &'static Span) -> bool {
+        let size = at.block();
         let bin = &mut self.bins[at];
         if size <= SHARED_MAX
             || span.is_coded()
@@ -592,14 +605,14 @@ impl Heap {
         {
             return false;
         }
-        bin.prepare(span);
+        bin.prepare();
         if bin.vacant() == 0 {
             return false; // no memory for the cache
         }
         let Ok(Some(index)) = span.pop() else { return false };
         let slot = &span.slots()[usize::from(index)];
         slot.store(slot::CACHED, Relaxed);
-        bin.push(span.address(index), slot);
+        bin.push(Cached { address: span.address(index), slot });
         self.large_cached += size;
         bin.link(span);
         self.park(at, span);
@@ -611,8 +624,8 @@ impl Heap {
         if span.keeper() != self.id() || !span.is_pinned() || self.is_lost(span) {
             return false;
         }
-        let at = usize::from(span.bin());
-        self.flush(at, usize::MAX); // so that nothing of it is cached
+        let at = BinIndex::numbered(span.bin());
+        self.empty(at); // so that nothing of it is cached
         self.drain(span);
         span.unpin();
         if span.has_free() {
@@ -627,12 +640,12 @@ impl Heap {
         if span.keeper() != self.id() || !span.is_pinned() || self.is_lost(span) {
             return false;
         }
-        let (at, index) = (usize::from(span.bin()), span.inbox_index());
-        self.flush(at, usize::MAX); // so that nothing of it is cached
+        let (at, index) = (BinIndex::numbered(span.bin()), span.inbox_index());
+        self.empty(at); // so that nothing of it is cached
         if span.is_listed() {
             self.bins[at].unlink(span);
         }
-        span.adopt(self.id(), false, at as u16, self.inbox, index); // no fast frees: they would cache its blocks
+        span.adopt(self.id(), None, at.number(), self.inbox, index); // no fast frees: they would cache its blocks
         span.lose();
         self.tenants[index as usize] = None; // the index stays taken: messages for it go nowhere
         true
@@ -649,13 +662,13 @@ impl Heap {
             }
         }
         self.trim_quarantine(0, 0);
-        for at in 0..self.bins.len() {
-            self.flush(at, usize::MAX);
+        for at in self.bins.indices() {
+            self.empty(at);
             self.bins[at].shrink();
         }
         for index in 0..self.tenants.len() {
             let Some(span) = self.tenants[index] else { continue };
-            let at = usize::from(span.bin());
+            let at = BinIndex::numbered(span.bin());
             if span.is_empty() {
                 if span.is_listed() {
                     self.bins[at].unlink(span);
@@ -672,7 +685,7 @@ impl Drop for Heap {
     /// The thread ends: empty spans return to the pool, the others become orphans. Nothing here calls the backend.
     fn drop(&mut self) {
         self.give_back_caches();
-        for at in 0..self.bins.len() {
+        for at in self.bins.indices() {
             while let Some(span) = self.bins[at].partial {
                 self.bins[at].unlink(span);
             }
@@ -683,6 +696,3 @@ impl Drop for Heap {
         self.inbox.recycle();
     }
 }
-
-/// The last class whose blocks share spans.
-const SHARED_CLASS: usize = crate::meta::geometry::class_of(SHARED_MAX);

@@ -5,6 +5,7 @@
 
 mod allocator;
 mod bin;
+mod bins;
 pub(crate) mod heap;
 mod prefetch;
 mod shared;

@@ -81,23 +81,20 @@ impl Slots {
         }
     }
 
-    /// The plain heap, if a hot path may use it now: one that calls nothing outside this crate while it does.
+    /// The plain heap, if a hot path may use it now: one that calls nothing outside this crate while it does. A reference made of
+    /// it must be gone before anything else can use the heap: before any call of a backend or a closure.
     ///
-    /// # Safety
-    /// The reference must be gone before anything else can use the heap: before any call of a backend or a closure.
+    /// Valid then, and not borrowed: non-null only while `fast[0]` is, whose heap it points to, and while no slow path has a
+    /// reference to it (`HeapCell::with` sees to that).
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn hot(&self) -> Option<&mut Heap> {
-        // SAFETY: non-null only while `fast[0]` is, whose heap it points to, and while no slow path has a reference to
-        // it (`HeapCell::with` sees to that). Used on this thread only, and the caller promises that hot paths do not
-        // nest.
-        unsafe { self.hot.get().as_mut() }
+    pub(crate) fn hot(&self) -> *mut Heap {
+        self.hot.get()
     }
 
     /// Whether a heap with this number is certainly not this thread's plain one.
     pub(crate) fn is_foreign(&self, id: u64) -> bool {
-        // SAFETY: only the number is read, and the reference ends here.
-        match unsafe { self.hot() } {
+        // SAFETY: as `hot` says; only the number is read, and the reference ends here.
+        match unsafe { self.hot().as_ref() } {
             Some(heap) => heap.id() != id,
             None => self.state.get().is_null(),
         }
