@@ -209,7 +209,6 @@ export const values = {
   'rust.pair.instructions': () => String(rustInstructions('pair of 64 B')),
   'rust.pair.64': () => ratio(rust('pair 64 B', 'unimalloc').ratio),
   'rust.pair.256': () => ratio(rust('pair 256 B', 'unimalloc').ratio),
-  'rust.handoff.64': () => ratio(rust('handoff 64 B', 'unimalloc').ratio),
   'rust.hardened': () => range(rustSizes.map(hardened)),
   'rust.pair.16m': () => ratio(rust('pair 16 MiB', 'unimalloc').ratio),
   'gpu.small': gpuSmall,

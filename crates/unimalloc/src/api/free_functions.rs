@@ -111,22 +111,30 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
 /// As [`thread_free`].
 #[inline(never)]
 unsafe fn free_elsewhere<B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
-    // SAFETY: as `hot` says; `free_again` calls nothing outside this crate, and the reference ends with it.
-    if unsafe { B::with_slots(Slots::hot).as_mut() }.is_some_and(|heap| heap.free_again(ptr as usize)) {
-        return Ok(());
-    }
     let home = Home::of::<B>();
     if let Some(span) = span_of(ptr as usize) {
         let owner = span.owner();
         // A heap owns only spans of Standard blocks that share them.
-        if owner != 0 && home.owns(span) && !fork::forked() && B::with_slots(|slots| slots.is_foreign(owner))
-        {
-            if let Some((index, slot)) = span.slot_at(ptr as usize) {
-                if slot.load(Relaxed) == slot::LIVE {
-                    if let Remote::Orphan = span.free_remote(index, slot::LIVE)? {
-                        home.visit_orphan(span);
+        if owner != 0 && home.owns(span) && !fork::forked() {
+            let ours = B::with_slots(|slots| {
+                if slots.is_foreign(owner) {
+                    return None;
+                }
+                // SAFETY: as `hot` says; `free_again` calls nothing outside this crate, and the reference ends with it.
+                Some(unsafe { slots.hot().as_mut() }.is_some_and(|heap| heap.free_again(span, ptr as usize)))
+            });
+            match ours {
+                Some(true) => return Ok(()),
+                Some(false) => {}
+                None => {
+                    if let Some((index, slot)) = span.slot_at(ptr as usize) {
+                        if slot.load(Relaxed) == slot::LIVE {
+                            if let Remote::Orphan = span.free_remote(index, slot::LIVE)? {
+                                home.visit_orphan(span);
+                            }
+                            return Ok(());
+                        }
                     }
-                    return Ok(());
                 }
             }
         }

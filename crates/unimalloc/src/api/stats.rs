@@ -21,8 +21,6 @@ pub struct BackendStats {
     pub backend_frees: u64,
     /// Calls that it refused.
     pub backend_failures: u64,
-    /// Double frees that were noticed only when a remote free was taken up, and refused then.
-    pub late_double_frees: u64,
     /// Free-list links, slot words and redzones that did not verify.
     pub corruptions: u64,
 }
@@ -46,7 +44,6 @@ pub fn stats<B: HasSegmentPool>() -> BackendStats {
         backend_allocations: counters.allocations,
         backend_frees: counters.frees,
         backend_failures: counters.failures,
-        late_double_frees: home.pools.late_double_frees() as u64,
         corruptions: home.pools.corruptions() as u64,
     }
 }

@@ -5,7 +5,7 @@
 
 use super::geometry::MAX_BLOCKS;
 use super::span::Span;
-use crate::sync::{const_fn, lock, AtomicU16, AtomicU64, Mutex};
+use crate::sync::{const_fn, lock, AtomicU16, Mutex};
 
 /// Capacities are powers of two from 1 to [`MAX_BLOCKS`], and twice that for encoded spans.
 const KINDS: usize = MAX_BLOCKS.trailing_zeros() as usize + 2;
@@ -51,10 +51,9 @@ impl Descriptors {
         }
         let slots = 1usize << kind(slots);
         let words = filled(slots, || AtomicU16::new(0))?;
-        let remote = filled(slots.div_ceil(64), || AtomicU64::new(0))?;
         let mut span = Vec::new();
         span.try_reserve_exact(1).ok()?;
-        span.push(Span::new(words.leak(), remote.leak()));
+        span.push(Span::new(words.leak()));
         span.leak().first()
     }
 
@@ -77,17 +76,16 @@ mod tests {
     use super::*;
     use crate::meta::geometry::{class_of, class_size, span_bytes, CLASSES, GRANULE, SHARED_CLASSES};
 
-    /// Host bytes for the whole of a span: its descriptor, two bytes and a bit for each slot, and its entries in the
-    /// address map.
+    /// Host bytes for the whole of a span: its descriptor, two bytes for each slot, and its entries in the address map.
     fn metadata(class: usize) -> usize {
         let bytes = span_bytes(class, 32 << 20).unwrap();
         let slots = (bytes / class_size(class)).next_power_of_two();
-        size_of::<Span>() + slots * size_of::<AtomicU16>() + slots.div_ceil(64) * 8 + bytes / GRANULE * 8
+        size_of::<Span>() + slots * size_of::<AtomicU16>() + bytes / GRANULE * 8
     }
 
     #[test]
-    fn a_descriptor_stays_four_cache_lines() {
-        assert!(size_of::<Span>() <= 4 * 64, "{} bytes", size_of::<Span>());
+    fn a_descriptor_stays_three_cache_lines() {
+        assert!(size_of::<Span>() <= 3 * 64, "{} bytes", size_of::<Span>());
     }
 
     #[test]

@@ -8,17 +8,12 @@
 //!
 //! **Who writes what.** While a span is mapped, its shape is constant. Its free list, `fresh`, `used`, the list links and
 //! the slot words of free blocks belong to its *keeper*: the heap whose id is in `keeper`, or whoever claimed the
-//! orphan, or the pool while it holds no blocks. Any thread may read slot words, set remote bits, and move `state` along
-//! the arrows below. All fields are atomics, so a stale reader (a double free racing with the span's retirement) reads old
-//! or new values and is turned away by the checks, never into undefined behaviour.
-//!
-//! ```text
-//! ACTIVE --owner parks it--> FULL --first remote free--> TOLD --owner--> ACTIVE
-//! ACTIVE --thread exit--> ORPHAN --adopter or freeing thread claims--> ACTIVE
-//! ACTIVE --free list does not verify--> LOST
-//! ```
+//! orphan, or the pool while it holds no blocks. Any thread may read slot words and free blocks as [`remote`] says. All
+//! fields are atomics, so a stale reader (a double free racing with the span's retirement) reads old or new values and is
+//! turned away by the checks, never into undefined behaviour.
 
 mod recount;
+mod remote;
 
 use std::ptr::{self, NonNull};
 
@@ -30,20 +25,10 @@ use super::slot;
 use crate::error::FreeError;
 use crate::policy::{redzone, Policy};
 use crate::random::Random;
-use crate::sync::{model_fence, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
+use crate::sync::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering};
 
-use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-
-/// The keeper drains it when it needs blocks; a remote free need not tell anyone.
-pub(crate) const ACTIVE: u8 = 0;
-/// The keeper has no free block in it and looks at it again only when told.
-pub(crate) const FULL: u8 = 1;
-/// A remote free has told the keeper.
-pub(crate) const TOLD: u8 = 2;
-/// Its thread ended; whoever moves it to `ACTIVE` is its keeper.
-pub(crate) const ORPHAN: u8 = 3;
-/// Its free list does not verify: nobody allocates from it again. Its live blocks can be freed.
-pub(crate) const LOST: u8 = 4;
+pub(crate) use remote::{Remote, ACTIVE, ORPHAN, TOLD};
+use Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// `bin` of a span with one block that no heap keeps: huge, or aligned beyond a granule.
 pub(crate) const DEDICATED: u32 = u32::MAX;
@@ -52,36 +37,39 @@ pub(crate) const NO_SEGMENT: u32 = u32::MAX;
 
 #[repr(C, align(64))]
 pub(crate) struct Span {
-    // What every free reads: one cache line.
+    // What every free reads, and nobody writes while blocks are freed: one cache line that all who free here can keep.
     /// Id of the heap that may free blocks of this span without atomics, or 0: nobody, or its lane needs more care.
     owner: AtomicU64,
     base: AtomicUsize,
-    block: AtomicUsize,
     slots: &'static [AtomicU16],
     reciprocal: AtomicU64,
     /// Where the owner caches blocks of this span: an address that only the heap with the id in `owner` follows, which stored it.
     owner_bin: AtomicPtr<()>,
-    // What the owner's slow paths and remote frees read.
-    bin: AtomicU32,
-    state: AtomicU8,
-    /// Policy of the blocks, as [`Policy`](crate::Policy)'s discriminant.
-    pub(crate) lane: AtomicU8,
-    /// Blocks of different groups never share a span.
-    pub(crate) group: AtomicU8,
-    coded: AtomicU8,
-    /// A magazine maps the span: it must keep its shape. The keeper's.
-    pinned: AtomicU8,
-    capacity: AtomicU16,
-    keeper: AtomicU64,
-    remote: &'static [AtomicU64],
-    inbox: AtomicPtr<Inbox>,
-    inbox_index: AtomicU32,
-    pub(crate) segment: AtomicU32,
     /// Which backend's pools the memory belongs to: an address that is compared, never followed.
     home: AtomicUsize,
+    bin: AtomicU32,
+    capacity: AtomicU16,
+    /// Policy of the blocks, as [`Policy`](crate::Policy)'s discriminant.
+    pub(crate) lane: AtomicU8,
+    coded: AtomicU8,
+    // Where remote frees and the keeper meet, and what its slow paths read.
+    /// A bit for each row of blocks in which remote frees may be found.
+    dirty: AtomicU64,
+    state: AtomicU8,
+    /// A magazine maps the span: it must keep its shape. The keeper's.
+    pinned: AtomicU8,
+    /// Blocks of different groups never share a span.
+    pub(crate) group: AtomicU8,
+    inbox_index: AtomicU32,
+    inbox: AtomicPtr<Inbox>,
+    keeper: AtomicU64,
+    /// Of an orphan: at least as many of its blocks were freed remotely and not taken up.
+    returned: AtomicU32,
+    pub(crate) segment: AtomicU32,
     granules: AtomicU32,
     /// Which pool the span's memory belongs to, as an index of [`BackendPools`].
     pub(crate) key: AtomicU32,
+    block: AtomicUsize,
     pub(crate) class: AtomicU16,
     // What the keeper alone writes, and often: in a cache line that remote frees do not read.
     next: AtomicPtr<Span>,
@@ -121,47 +109,39 @@ pub(crate) struct Shape {
 #[derive(Debug)]
 pub(crate) struct Broken;
 
-/// What a remote free found.
-pub(crate) enum Remote {
-    /// The keeper will see it.
-    Done,
-    /// The span is an orphan and may be empty now: the caller should [claim](Span::claim_orphan) it and look.
-    Orphan,
-}
-
 impl Span {
-    /// A descriptor for spans of up to `slots.len()` blocks. `remote` has a bit for each.
-    pub(crate) fn new(slots: &'static [AtomicU16], remote: &'static [AtomicU64]) -> Self {
-        debug_assert!(remote.len() * 64 >= slots.len());
+    /// A descriptor for spans of up to `slots.len()` blocks.
+    pub(crate) fn new(slots: &'static [AtomicU16]) -> Self {
         Self {
             owner: AtomicU64::new(0),
             base: AtomicUsize::new(0),
-            block: AtomicUsize::new(1),
             slots,
             reciprocal: AtomicU64::new(0),
             owner_bin: AtomicPtr::new(ptr::null_mut()),
+            home: AtomicUsize::new(0),
             bin: AtomicU32::new(DEDICATED),
-            state: AtomicU8::new(ACTIVE),
+            capacity: AtomicU16::new(0),
             lane: AtomicU8::new(0),
-            group: AtomicU8::new(0),
             coded: AtomicU8::new(0),
+            dirty: AtomicU64::new(0),
+            state: AtomicU8::new(ACTIVE),
             pinned: AtomicU8::new(0),
+            group: AtomicU8::new(0),
+            inbox_index: AtomicU32::new(0),
+            inbox: AtomicPtr::new(ptr::null_mut()),
+            keeper: AtomicU64::new(0),
+            returned: AtomicU32::new(0),
+            segment: AtomicU32::new(NO_SEGMENT),
+            granules: AtomicU32::new(0),
+            key: AtomicU32::new(0),
+            block: AtomicUsize::new(1),
+            class: AtomicU16::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+            prev: AtomicPtr::new(ptr::null_mut()),
             free_head: AtomicU16::new(slot::END),
             fresh: AtomicU16::new(0),
             used: AtomicU16::new(0),
-            capacity: AtomicU16::new(0),
-            keeper: AtomicU64::new(0),
-            remote,
-            inbox: AtomicPtr::new(ptr::null_mut()),
-            inbox_index: AtomicU32::new(0),
-            segment: AtomicU32::new(NO_SEGMENT),
-            home: AtomicUsize::new(0),
-            granules: AtomicU32::new(0),
-            key: AtomicU32::new(0),
-            class: AtomicU16::new(0),
             listed: AtomicU8::new(0),
-            next: AtomicPtr::new(ptr::null_mut()),
-            prev: AtomicPtr::new(ptr::null_mut()),
             region: AtomicUsize::new(0),
             region_bytes: AtomicUsize::new(0),
             slack: AtomicUsize::new(0),
@@ -179,9 +159,8 @@ impl Span {
         for word in self.slots {
             word.store(slot::UNUSED, Relaxed);
         }
-        for word in self.remote {
-            word.store(0, Relaxed);
-        }
+        self.dirty.store(0, Relaxed);
+        self.returned.store(0, Relaxed);
         if let Some(marks) = self.marks() {
             marks.clear();
         }
@@ -608,148 +587,5 @@ impl Span {
 
     pub(crate) fn is_listed(&self) -> bool {
         self.listed.load(Relaxed) != 0
-    }
-
-    // ---- remote frees ----
-
-    /// Frees a live (or pending) block from a thread that does not keep the span. `word` is its slot word as it was checked.
-    ///
-    /// The word becomes REMOTE, which decides between racing double frees, and a bit tells the keeper where to look.
-    /// The keeper accepts only bits whose word says REMOTE: one that raced with its own free is refused then.
-    pub(crate) fn free_remote(&self, index: usize, word: u16) -> Result<Remote, FreeError> {
-        let (Some(slot), Some(bits)) = (self.slots.get(index), self.remote.get(index / 64)) else {
-            return Err(FreeError::DoubleFree);
-        };
-        if !slot::can_be_freed(word) || slot.compare_exchange(word, slot::REMOTE, AcqRel, Relaxed).is_err() {
-            return Err(FreeError::DoubleFree);
-        }
-        bits.fetch_or(1 << (index % 64), SeqCst);
-        model_fence();
-        // Against the keeper's "store FULL, then look at the bits": one of the two sees the other.
-        match self.state.load(SeqCst) {
-            FULL => {
-                if self.state.compare_exchange(FULL, TOLD, AcqRel, Acquire).is_ok() {
-                    // SAFETY: null or an inbox, and those are never freed. A stale one gets a spurious bit, which
-                    // its owner ignores; the keeper that parked the span published its own inbox before.
-                    if let Some(inbox) = unsafe { self.inbox.load(Acquire).as_ref() } {
-                        inbox.tell(self.inbox_index.load(Relaxed));
-                    }
-                }
-                Ok(Remote::Done)
-            }
-            // Visiting takes a lock, so only the free after which no block is used does: among racing ones, the last
-            // sees the bits of all. Nobody changes `used` of an orphan without claiming it.
-            ORPHAN if self.remote_bits() >= usize::from(self.used.load(Relaxed)) => Ok(Remote::Orphan),
-            _ => Ok(Remote::Done),
-        }
-    }
-
-    /// Remote frees to take up.
-    pub(crate) fn remote_bits(&self) -> usize {
-        self.remote.iter().map(|word| word.load(SeqCst).count_ones() as usize).sum()
-    }
-
-    pub(crate) fn has_remote(&self) -> bool {
-        self.remote.iter().any(|word| word.load(SeqCst) != 0)
-    }
-
-    /// Blocks that remote frees left here to be taken up.
-    pub(crate) fn remote_count(&self) -> usize {
-        let mut count = 0;
-        for (at, word) in self.remote.iter().enumerate() {
-            let mut bits = word.load(SeqCst);
-            while bits != 0 {
-                let index = at * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                count +=
-                    usize::from(self.slots.get(index).is_some_and(|word| word.load(Relaxed) == slot::REMOTE));
-            }
-        }
-        count
-    }
-
-    /// Takes all remote bits and hands the index of each block freed so to `freed`, which changes its word; returns how
-    /// many bits were for other blocks: double frees. The keeper calls it.
-    pub(crate) fn drain(&self, mut freed: impl FnMut(u16)) -> usize {
-        let mut refused = 0;
-        for (at, word) in self.remote.iter().enumerate() {
-            if word.load(Relaxed) == 0 {
-                continue;
-            }
-            let mut bits = word.swap(0, AcqRel);
-            while bits != 0 {
-                let index = at * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if self.slots.get(index).is_some_and(|word| word.load(Relaxed) == slot::REMOTE) {
-                    freed(index as u16);
-                } else {
-                    refused += 1;
-                }
-            }
-        }
-        refused
-    }
-
-    /// As [`drain`](Self::drain), straight to the free list of a span without tags.
-    pub(crate) fn drain_to_list(&self) -> usize {
-        debug_assert!(!self.is_coded());
-        let mut head = self.free_head.load(Relaxed);
-        let mut count = 0;
-        let refused = self.drain(|index| {
-            self.slots[usize::from(index)].store(head, Relaxed);
-            head = index;
-            count += 1;
-        });
-        self.free_head.store(head, Relaxed);
-        self.used.store(self.used.load(Relaxed) - count, Relaxed);
-        refused
-    }
-
-    // ---- state ----
-
-    /// The keeper parks the span. False if remote frees came in meanwhile and it should drain instead.
-    pub(crate) fn park(&self) -> bool {
-        self.state.store(FULL, SeqCst);
-        model_fence();
-        if !self.has_remote() {
-            return true;
-        }
-        // If someone told us meanwhile, the message is still under way and will be ignored.
-        self.state.swap(ACTIVE, AcqRel);
-        false
-    }
-
-    /// The keeper parks a span that has remote frees already, with the message that one of them would send.
-    pub(crate) fn tell_oneself(&self, inbox: &Inbox) {
-        self.state.store(TOLD, Release);
-        inbox.tell(self.inbox_index());
-    }
-
-    pub(crate) fn state(&self) -> u8 {
-        self.state.load(Relaxed)
-    }
-
-    /// The keeper takes up a parked span again.
-    pub(crate) fn unpark(&self) {
-        self.state.swap(ACTIVE, AcqRel);
-    }
-
-    /// The keeper found the free list broken. No bit of the remote bitmap is taken up any more.
-    pub(crate) fn lose(&self) {
-        self.state.store(LOST, Release);
-    }
-
-    /// The keeper gives the span up. Afterwards anyone may claim it.
-    pub(crate) fn orphan(&self) {
-        self.disown();
-        self.keeper.store(0, Relaxed);
-        // A swap, not a store: a free may be moving FULL to TOLD, and one of the two must come first for everybody.
-        self.state.swap(ORPHAN, SeqCst);
-        model_fence();
-    }
-
-    /// Makes the caller the keeper of an orphan. False if it is none, or another was faster.
-    pub(crate) fn claim_orphan(&self) -> bool {
-        self.state.compare_exchange(ORPHAN, ACTIVE, AcqRel, Relaxed).is_ok()
     }
 }

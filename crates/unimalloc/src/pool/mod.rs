@@ -115,7 +115,6 @@ pub struct BackendPools {
     retained: AtomicUsize,
     /// Counts calls of `decay`: what was put away at an earlier age has been idle since.
     age: AtomicUsize,
-    refused_remote: AtomicUsize,
     corruptions: AtomicUsize,
     /// Takes up pending frees; set by the stream layer when there may be some.
     reclaim: OnceLock<Reclaim>,
@@ -145,22 +144,10 @@ impl BackendPools {
                 releasing: AtomicUsize::new(0),
                 retained: AtomicUsize::new(usize::MAX),
                 age: AtomicUsize::new(0),
-                refused_remote: AtomicUsize::new(0),
                 corruptions: AtomicUsize::new(0),
                 reclaim: OnceLock::new(),
                 segment_bytes: AtomicUsize::new(0),
             }
-        }
-    }
-
-    /// Double frees that were found only when the block's keeper looked at it, and refused then.
-    pub fn late_double_frees(&self) -> usize {
-        self.refused_remote.load(Relaxed)
-    }
-
-    pub(crate) fn report_late_double_frees(&self, count: usize) {
-        if count != 0 {
-            self.refused_remote.fetch_add(count, Relaxed);
         }
     }
 
@@ -521,8 +508,8 @@ impl Home {
     /// Gives up a span that still has used blocks. The caller is its keeper and has no list that holds it.
     pub(crate) fn abandon(self, span: &'static Span) {
         self.pools.change(|directory| ((), directory.add_orphan(span)));
-        if span.has_remote() {
-            self.visit_orphan(span); // those that came between the keeper's last look and now told nobody
+        if span.wants_visit() {
+            self.visit_orphan(span); // frees that came between the keeper's last look and now told nobody
         }
     }
 
@@ -545,25 +532,19 @@ impl Home {
         }
     }
 
-    /// Drains a claimed span and retires or lists it again. False if remote frees came in after that.
+    /// Drains a claimed span and retires or lists it again. False if it should be visited once more.
     ///
     /// In an encoded span the remote frees stay until all its blocks are free: its next keeper quarantines them.
     fn drain_claimed(self, span: &'static Span) -> bool {
-        let used = usize::from(span.used.load(Relaxed));
-        if !span.is_coded() || span.remote_count() >= used {
-            let refused = span.drain(|index| span.push(index));
-            self.pools.report_late_double_frees(refused);
+        if !span.is_coded() || span.remote_count() >= usize::from(span.used.load(Relaxed)) {
+            span.drain(|index| span.push(index));
         }
         if span.is_empty() {
             self.retire(span);
             return true;
         }
         self.pools.change(|directory| ((), directory.add_orphan(span)));
-        if span.is_coded() {
-            span.remote_count() < used
-        } else {
-            !span.has_remote()
-        }
+        !span.wants_visit()
     }
 
     // ---- dedicated blocks: huge, or aligned beyond a granule ----

@@ -239,7 +239,7 @@ impl Heap {
     /// Sets a span aside until a free comes in, or drains those that came in meanwhile.
     fn park(&mut self, at: BinIndex, span: &'static Span) {
         if span.has_remote() || !span.park() {
-            if span.remote_bits() < self.bins[at].batch() / 4 {
+            if span.remote_count() < self.bins[at].batch() / 4 {
                 // Too few to be worth it yet; the inbox brings the span back when nothing else is left.
                 span.tell_oneself(self.inbox);
                 return self.bins[at].unlink(span);
@@ -248,7 +248,8 @@ impl Heap {
             if span.has_free() {
                 return;
             }
-            // Only double frees had come in. Those that come after this look are reported by the next.
+            // What had come in was taken up before, or a free that raced with the block's own. What comes after this look is
+            // found by the next.
             if !span.park() {
                 return;
             }
@@ -374,18 +375,18 @@ impl Heap {
         true
     }
 
-    /// As `free_cached`, after that failed: where the block before this one found no room, or the look-up began in the wrong
-    /// place. The next one begins where this one is.
-    pub(crate) fn free_again(&mut self, address: usize) -> bool {
+    /// As `free_cached` of a block of this span, after that failed: where the block before this one found no room, or the look-up
+    /// began in the wrong place. The next one begins where this one is.
+    pub(crate) fn free_again(&mut self, span: &'static Span, address: usize) -> bool {
+        if span.owner() != self.id.get() {
+            return false;
+        }
         if self.bins.is_crowded() {
             self.settle();
         } else if self.near.covers(address) {
             return false;
         }
         if !self.near.covers(address) {
-            let Some(span) = span_of(address).filter(|span| span.owner() == self.id.get()) else {
-                return false;
-            };
             self.near = near(span);
         }
         self.free_cached(address)
@@ -559,12 +560,11 @@ impl Heap {
 
     /// Takes up the remote frees of one span.
     fn drain(&mut self, span: &'static Span) {
-        let refused = if span.is_coded() {
-            span.drain(|index| self.keep_back(span, index))
+        if span.is_coded() {
+            span.drain(|index| self.keep_back(span, index));
         } else {
-            span.drain_to_list()
-        };
-        self.home.pools.report_late_double_frees(refused);
+            span.drain_to_list();
+        }
     }
 
     /// Takes up parked spans that remote frees told us of.

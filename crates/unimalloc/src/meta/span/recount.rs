@@ -1,6 +1,7 @@
 //! Counts a span's blocks one by one, and checks the equations that its fields promise.
 
-use super::{Span, ACTIVE, FULL, LOST, ORPHAN, TOLD};
+use super::remote::{ACTIVE, FULL, LOST, ORPHAN, TOLD};
+use super::Span;
 use crate::meta::slot;
 use crate::sync::Ordering::Relaxed;
 
@@ -42,11 +43,7 @@ impl Span {
         let fresh = usize::from(self.fresh.load(Relaxed));
         let single = self.is_single();
         for (index, word) in words.iter().enumerate() {
-            let bit = self.remote[index / 64].load(Relaxed) >> (index % 64) & 1 == 1;
             if on_list[index] {
-                if bit {
-                    return Err(format!("block {index} is free and has a remote bit"));
-                }
                 continue;
             }
             let word = word.load(Relaxed);
@@ -63,8 +60,8 @@ impl Span {
                 _ if single || index >= fresh => count.fresh += 1,
                 _ => return Err(format!("block {index} is on no list, and its word is {word:#x}")),
             }
-            if bit != (word == slot::REMOTE) {
-                return Err(format!("block {index}: word {word:#x}, remote bit {bit}"));
+            if word == slot::REMOTE && !self.is_dirty(index) {
+                return Err(format!("block {index} was freed remotely where nobody will look"));
             }
             if !single && index >= fresh && word != slot::UNUSED {
                 return Err(format!("block {index} was never handed out, and its word is {word:#x}"));
@@ -81,6 +78,12 @@ impl Span {
             FULL | TOLD if listed => Err("a parked span is on a list".to_string()),
             FULL if self.has_remote() => Err("a remote free told nobody".to_string()),
             ORPHAN if !listed => Err("an orphan is on no list".to_string()),
+            ORPHAN if count.remote >= used => {
+                Err("an orphan of which nothing is used was not visited".to_string())
+            }
+            ORPHAN if self.returned.load(Relaxed) < count.remote as u32 => {
+                Err("a free into an orphan was not counted".to_string())
+            }
             ACTIVE | FULL | TOLD | ORPHAN => Ok(count),
             state => Err(format!("state {state}")),
         }
