@@ -25,6 +25,7 @@ mod hot;
 mod magazine;
 mod out;
 mod share;
+mod table;
 mod thread_allocator;
 mod thread_end;
 mod thread_number;

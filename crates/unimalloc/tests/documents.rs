@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Source files under a folder, as one text.
 fn sources(folder: &Path) -> String {
@@ -37,10 +37,11 @@ fn every_test_that_the_documents_name_is_there() {
     for page in ["docs/reliability.md", "docs/contract.md"] {
         for line in fs::read_to_string(root.join(page)).unwrap().lines() {
             for (file, name) in code(line).filter_map(|code| code.split_once("::")) {
-                let path: PathBuf = here.join("tests").join(file).with_extension("rs");
-                let text = match file {
-                    "src" => in_source.clone(),
-                    _ if path.exists() => fs::read_to_string(path).unwrap(),
+                let folders = [here.join("tests"), root.join("crates/unimalloc-node/tests")];
+                let mut paths = folders.iter().map(|folder| folder.join(file).with_extension("rs"));
+                let text = match (file, paths.find(|path| path.exists())) {
+                    ("src", _) => in_source.clone(),
+                    (_, Some(path)) => fs::read_to_string(path).unwrap(),
                     _ => continue, // a path of Rust items
                 };
                 named += 1;
