@@ -1,6 +1,7 @@
 import { totalmem } from 'node:os'
 
 import { invalid, typed, UnimallocError } from './errors.js'
+import { log } from './log.js'
 import { BACKENDS, native, POLICIES } from './native.js'
 import { bytes } from './options.js'
 import type { CheckedAllocatorOptions } from './options.js'
@@ -31,6 +32,11 @@ export function openAccount(options: CheckedAllocatorOptions): { number: number;
   const number = typed(() =>
     binding.openAccount(BACKENDS.indexOf(backend), POLICIES.indexOf(options.policy), device, limit),
   )
+  log('info', () => {
+    const why = missing === null || options.backend !== 'auto' ? '' : ` because ${JSON.stringify(missing)}`
+    const { policy, placement } = options
+    return `allocator backend=${backend} asked=${options.backend}${why} device=${device} policy=${policy} placement=${placement} limit=${limit}`
+  })
   return { number, backend }
 }
 

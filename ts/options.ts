@@ -130,6 +130,8 @@ export function checkEnvironment(): void {
       )
     }
   }
+  const log = process.env['UNIMALLOC_LOG']?.trim()
+  if (log) oneOf('the environment variable UNIMALLOC_LOG', log, ['error', 'warn', 'info', 'debug', 'off'])
   const capacity = process.env['UNIMALLOC_REGISTRY_CAPACITY']?.trim()
   if (capacity && !/^\+?0*[1-9]\d{0,14}$/.test(capacity)) {
     throw invalid(

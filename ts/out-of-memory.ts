@@ -3,6 +3,7 @@ import { constants } from 'node:buffer'
 import { UnimallocError } from './errors.js'
 import type { UnimallocErrorCode } from './errors.js'
 import type { Ledger } from './ledger.js'
+import { log } from './log.js'
 import { native, REFUSED } from './native.js'
 import { latestProcessLimit, readStats, showBytes } from './stats.js'
 import type { AllocatorStats } from './types.js'
@@ -26,6 +27,12 @@ export function allocationError(
   bytes: number,
   refusal: number | null,
 ): UnimallocError {
+  const error = errorFor(account, ledger, bytes, refusal)
+  log('warn', () => `refused bytes=${bytes} code=${error.code}: ${error.message}`)
+  return error
+}
+
+function errorFor(account: number, ledger: Ledger | null, bytes: number, refusal: number | null): UnimallocError {
   if (refusal === REFUSED.buffersBanned) {
     return new UnimallocError(
       'EXTERNAL_BUFFERS_BANNED',

@@ -19,7 +19,7 @@ export function runProgram(
   return new Promise((resolve, reject) => {
     const env: NodeJS.ProcessEnv = { ...process.env, ...environment }
     delete env['NODE_OPTIONS']
-    for (const name of ['UNIMALLOC_BACKEND', 'UNIMALLOC_MAX_BYTES', 'UNIMALLOC_TRACK']) {
+    for (const name of ['UNIMALLOC_BACKEND', 'UNIMALLOC_MAX_BYTES', 'UNIMALLOC_TRACK', 'UNIMALLOC_LOG']) {
       if (!(name in environment)) delete env[name]
     }
     const child = spawn(process.execPath, ['--expose-gc', ...flags, '--input-type=commonjs', '-e', program], {

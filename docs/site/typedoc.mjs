@@ -15,6 +15,7 @@ const guide = [
   'placement',
   'policies',
   'leaks',
+  'troubleshooting',
   'platforms',
   'runtimes',
   'bundlers',

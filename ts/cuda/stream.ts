@@ -2,6 +2,7 @@ import { addressOf } from '../arrays.js'
 import { extentOf } from '../buffers.js'
 import { disposableEverywhere, dispose } from '../dispose.js'
 import { fromNative, invalid, show, typed, UnimallocError } from '../errors.js'
+import { log } from '../log.js'
 import { name } from '../naming.js'
 import { native } from '../native.js'
 import type { Native } from '../native.js'
@@ -98,6 +99,7 @@ export class Stream implements Disposable {
     if (stream === null) {
       addressOf('prefetch', view)
       this.#whyNoPrefetch = typed(() => native().cudaUnavailableReason())
+      log('debug', () => `not-prefetched reason=${JSON.stringify(this.#whyNoPrefetch)}`)
       return
     }
     const range = rangeOf('prefetch', view)

@@ -7,6 +7,7 @@ use napi::{sys, Result};
 use napi_derive::napi;
 use unimalloc::cuda::Stream;
 use unimalloc::last_error;
+use unimalloc::log::{self, Level};
 
 use crate::account::{self, Account, FIGURES};
 use crate::block::{self, Block, Refusal, Share, Wanted};
@@ -258,6 +259,24 @@ pub fn trim(backend: u32, keep_bytes: f64) -> Result<f64> {
     magazine::note_trim();
     let keep = if keep_bytes >= usize::MAX as f64 { usize::MAX } else { keep_bytes as usize };
     Ok(Backend::from(backend).trim(keep) as f64)
+}
+
+/// Levels by their number in `ts/log.ts`.
+const LEVELS: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
+
+/// Whether lines of a level are written to standard error.
+#[napi(catch_unwind)]
+pub fn is_logged(level: u32) -> Result<bool> {
+    Ok(LEVELS.get(level as usize).is_some_and(|level| log::enabled(*level)))
+}
+
+/// Writes a line that the face has put together.
+#[napi(catch_unwind)]
+pub fn log_line(level: u32, text: String) -> Result<()> {
+    if let Some(level) = LEVELS.get(level as usize) {
+        log::line(*level, format_args!("{text}"));
+    }
+    Ok(())
 }
 
 /// The reason for this thread's latest null, false or refusal.

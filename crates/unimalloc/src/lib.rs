@@ -27,6 +27,8 @@ mod cuda {
     pub struct Stream;
 }
 mod error;
+#[doc(hidden)]
+pub mod log;
 #[cfg(all(test, loom))]
 mod loom_models;
 #[cfg(not(loom))]

@@ -4,7 +4,8 @@ use std::ptr;
 
 use crate::backend::fork;
 use crate::cuda::Stream;
-use crate::error::{set_last_error, AllocError, FreeError};
+use crate::error::{last_error, set_last_error, AllocError, FreeError};
+use crate::log::say;
 use crate::meta::geometry::{class_for, class_size, GRANULE, MAX_ALIGN};
 use crate::meta::slot;
 use crate::meta::span::{Remote, Span};
@@ -81,6 +82,19 @@ impl Request {
         class_for(self.size, self.align).filter(|class| home.fits_segment(*class))
     }
 
+    #[cold]
+    fn tell_refusal(self) {
+        if let Some(reason) = last_error() {
+            let (Self { size, align, .. }, place) = (self, self.key.place);
+            say!(
+                Level::Warn,
+                "refused bytes={size} align={align} device={} placement={:?} reason={reason:?}: {reason}",
+                place.device,
+                place.placement
+            );
+        }
+    }
+
     /// A block from `heap`, or null with the reason in `last_error`. Contents are ready when this returns, or on `stream`
     /// in its order.
     pub(super) fn serve(self, heap: &mut Heap, stream: Option<&Stream>) -> *mut u8 {
@@ -102,6 +116,7 @@ impl Request {
             }
         };
         if address == 0 {
+            self.tell_refusal();
             return ptr::null_mut();
         }
         let block_start = address as *mut u8;

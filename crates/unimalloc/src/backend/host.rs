@@ -4,6 +4,7 @@ use super::budget::Budget;
 use super::registry::{Entry, Registry};
 use super::{fork, system_memory, valid_size, BackendCounters, MemoryBackend};
 use crate::error::{set_last_error, AllocError};
+use crate::log::say;
 
 #[cfg(unix)]
 #[path = "host_unix.rs"]
@@ -68,6 +69,7 @@ fn allocate(size: usize) -> Result<*mut u8, AllocError> {
         return Err(error);
     }
     grant.confirm();
+    say!(Level::Debug, "allocate backend=host bytes={size} address={base:p}");
     Ok(base.as_ptr())
 }
 
@@ -86,6 +88,7 @@ unsafe fn deallocate(ptr: *mut u8, size: usize) -> Result<(), AllocError> {
         return Err(AllocError::OutOfMemory);
     }
     BUDGET.record_free(size as u64);
+    say!(Level::Debug, "free backend=host bytes={size} address={ptr:p}");
     Ok(())
 }
 
@@ -118,6 +121,7 @@ unsafe impl MemoryBackend for HostBackend {
     unsafe fn allocate(size: usize) -> *mut u8 {
         allocate(size).unwrap_or_else(|error| {
             BUDGET.record_failure();
+            say!(Level::Debug, "not-allocated backend=host bytes={size} reason={error:?}");
             set_last_error(error);
             std::ptr::null_mut()
         })

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute as A
 use super::driver::{self, Driver, Entries};
 use super::error::{self, CudaError, SUCCESS};
 use super::stream::Stream;
+use crate::log::say;
 
 /// A device as [`devices`](super::devices) describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,6 +176,8 @@ impl Device {
         {
             // SAFETY: undoes the retain just above; the first thread's keeps the context alive.
             unsafe { (driver.entries.cuDevicePrimaryCtxRelease_v2)(self.raw) };
+        } else {
+            say!(Level::Info, "context device={} name={:?}", self.index, self.name);
         }
         Ok(context)
     }
@@ -209,8 +212,8 @@ impl Device {
 
     /// Notes an answer of the driver, which may tell that the context is lost, and passes it on.
     pub(crate) fn note(&self, code: u32) -> u32 {
-        if error::is_sticky(code) {
-            self.lost.store(code, Ordering::Relaxed);
+        if error::is_sticky(code) && self.lost.swap(code, Ordering::Relaxed) == 0 {
+            say!(Level::Error, "context-lost device={} code={code}", self.index);
         }
         code
     }

@@ -20,6 +20,7 @@ use super::device::Device;
 use super::error::{self, CudaError};
 use crate::backend::fork;
 use crate::error::AllocError;
+use crate::log::say;
 
 /// The oldest driver that works: CUDA 12.0.
 const OLDEST: i32 = 12_000;
@@ -175,8 +176,12 @@ pub(crate) fn get() -> Result<&'static Driver, Unavailable> {
     }
     // No lock here: threads that come at the same time all load, which is idempotent, and the first one's table stays.
     match load() {
-        Ok(driver) => Ok(DRIVER.get_or_init(|| driver)),
+        Ok(driver) => Ok(DRIVER.get_or_init(|| {
+            say!(Level::Info, "driver version={} devices={}", driver.version, driver.devices.len());
+            driver
+        })),
         Err(failure) => {
+            say!(Level::Info, "no-cuda reason={:?}", failure.reason);
             *FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), failure.clone()));
             Err(failure)
         }

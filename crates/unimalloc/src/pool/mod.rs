@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 
 use crate::backend::{BackendOps, MemoryBackend};
 use crate::error::{reason_of, set_last_error, AllocError, FreeError};
+use crate::log::say;
 use crate::meta::address_map::{AddressMap, Near};
 use crate::meta::descriptor::Descriptors;
 use crate::meta::geometry::{
@@ -158,6 +159,10 @@ impl BackendPools {
 
     pub(crate) fn report_corruption(&self) {
         self.corruptions.fetch_add(1, Relaxed);
+        say!(
+            Level::Error,
+            "corruption: something wrote outside its block; what it hit is not handed out again"
+        );
     }
 
     pub(crate) fn set_reclaim(&self, reclaim: Reclaim) {
@@ -330,7 +335,14 @@ impl Home {
                 return Some(Obtained::Pooled(found));
             }
             let before = std::mem::replace(&mut returns, self.pools.returns.load(Relaxed));
-            if self.release_cached(bytes) == 0 && !reclaimed && before == returns {
+            let released = self.release_cached(bytes);
+            // Else the looks before a refusal fill the page.
+            let found = released > 0 || reclaimed;
+            say!(
+                if found { Level::Info } else { Level::Debug },
+                "reclaim needed={bytes} released={released} pending={reclaimed} reason={error:?}"
+            );
+            if released == 0 && !reclaimed && before == returns {
                 looks += 1;
                 if looks == LOOKS {
                     break;
@@ -341,6 +353,9 @@ impl Home {
             if error != AllocError::Budget {
                 break;
             }
+        }
+        if let Err(error) = obtained {
+            say!(Level::Info, "not-obtained bytes={bytes} reason={error:?} reserved={}", self.reserved());
         }
         let (region, base) = obtained.map_err(set_last_error).ok()?;
         Some(Obtained::Region(region, base))

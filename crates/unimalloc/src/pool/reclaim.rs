@@ -4,6 +4,7 @@
 
 use super::directory::{Change, Directory, Region, Segment};
 use super::{Home, Urgency, MAP};
+use crate::log::say;
 use crate::meta::span::Span;
 use crate::sync::{
     lock, AtomicUsize,
@@ -178,7 +179,13 @@ impl Home {
     /// Releases cached memory down to `keep` bytes.
     pub(crate) fn trim(self, keep: usize) -> usize {
         self.collect_orphans();
-        self.release_strays() + self.release_until(Goal::Keep(keep), usize::MAX)
+        let released = self.release_strays() + self.release_until(Goal::Keep(keep), usize::MAX);
+        say!(
+            if released > 0 { Level::Info } else { Level::Debug },
+            "trim keep={keep} released={released} reserved={}",
+            self.reserved()
+        );
+        released
     }
 
     /// Sets the most free memory to keep, and releases what is above it.
@@ -191,7 +198,8 @@ impl Home {
     pub(super) fn enforce_retention(self) {
         let retained = self.pools.retained.load(Relaxed);
         if retained != usize::MAX && self.releasable() > retained {
-            self.release_until(Goal::Keep(retained), usize::MAX);
+            let released = self.release_until(Goal::Keep(retained), usize::MAX);
+            say!(Level::Info, "retention keep={retained} released={released}");
         }
     }
 
@@ -202,7 +210,9 @@ impl Home {
         // What was put away at this age or later has not been idle for a whole interval yet.
         let before = self.pools.age.fetch_add(1, Relaxed);
         let idle = self.pools.huge.idle_bytes(before) + lock(&self.pools.directory).idle_bytes(before);
-        self.release_strays() + self.release_until(Goal::Release(idle.div_ceil(2)), before)
+        let released = self.release_strays() + self.release_until(Goal::Release(idle.div_ceil(2)), before);
+        say!(Level::Info, "decay idle={idle} released={released}");
+        released
     }
 
     /// Takes up the remote frees of orphans, so that those without blocks become free memory.

@@ -7,6 +7,7 @@ use crate::backend::cuda::why_unreachable;
 use crate::cuda::driver;
 use crate::cuda::{CudaError, Hint, Kernel, KernelArg, LaunchConfig, PrefetchTo, Stream};
 use crate::error::FreeError;
+use crate::log::say;
 use crate::meta::slot;
 use crate::pool::{span_of, HasSegmentPool, Home};
 use crate::sync::Ordering::Relaxed;
@@ -48,6 +49,13 @@ fn note(ptr: *const u8, stream: &Stream) {
 /// Why a prefetch of host memory does nothing.
 const HOST_MEMORY_STAYS: &str =
     "the memory is the host backend's, which stays on the host: allocate it on the CUDA backend to have it move";
+
+fn told(hint: Hint, len: usize) -> Hint {
+    if let Hint::NotApplicable(reason) = hint {
+        say!(Level::Debug, "not-prefetched bytes={len} reason={reason:?}");
+    }
+    hint
+}
 
 /// Whether an address lies in memory of the host backend's pools.
 fn is_host_block(ptr: *const u8) -> bool {
@@ -129,11 +137,11 @@ impl Stream {
     /// The range lies in one live managed allocation, or in a live block of [`HostBackend`].
     pub unsafe fn prefetch(&self, ptr: *const u8, len: usize, to: PrefetchTo) -> Result<Hint, CudaError> {
         if is_host_block(ptr) {
-            return Ok(Hint::NotApplicable(HOST_MEMORY_STAYS));
+            return Ok(told(Hint::NotApplicable(HOST_MEMORY_STAYS), len));
         }
         note(ptr, self);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_prefetch(ptr, len, to) }
+        unsafe { self.enqueue_prefetch(ptr, len, to) }.map(|hint| told(hint, len))
     }
 
     /// As [`prefetch`](Self::prefetch) for a range whose contents are not needed any more, which then are undefined:
@@ -148,11 +156,11 @@ impl Stream {
         to: PrefetchTo,
     ) -> Result<Hint, CudaError> {
         if is_host_block(ptr) {
-            return Ok(Hint::NotApplicable(HOST_MEMORY_STAYS));
+            return Ok(told(Hint::NotApplicable(HOST_MEMORY_STAYS), len));
         }
         note(ptr, self);
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_discard_and_prefetch(ptr, len, to) }
+        unsafe { self.enqueue_discard_and_prefetch(ptr, len, to) }.map(|hint| told(hint, len))
     }
 
     /// Copies bytes by the device's copy engine, in the stream's order.

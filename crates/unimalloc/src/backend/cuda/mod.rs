@@ -8,6 +8,7 @@ use super::{fork, system_memory, valid_size, BackendCounters, MemoryBackend};
 use crate::cuda::driver::{self, Driver};
 use crate::cuda::{error, CudaError, Device, Stream};
 use crate::error::{set_last_error, AllocError};
+use crate::log::say;
 use crate::placement::{Hint, Place, Placement};
 
 mod placement;
@@ -169,6 +170,12 @@ fn allocate(size: usize, place: Place) -> Result<*mut u8, AllocError> {
         return Err(error);
     }
     confirm(grant, device_grant);
+    say!(
+        Level::Debug,
+        "allocate backend=cuda-unified bytes={size} address={base:p} device={} placement={:?} kind={kind:?}",
+        device.index,
+        place.placement
+    );
     placement::advise(driver, device, base, size, place.placement);
     Ok(base)
 }
@@ -228,7 +235,10 @@ fn deallocate(ptr: *mut u8, size: usize) -> Result<(), AllocError> {
     let entry = REGISTRY.begin_release(ptr as usize, size)?;
     let result = release(ptr, entry);
     REGISTRY.finish_release(ptr as usize, entry, result.is_ok());
-    if result.is_ok() {
+    if let Err(error) = result {
+        say!(Level::Warn, "not-freed backend=cuda-unified bytes={size} address={ptr:p} reason={error:?}");
+    } else {
+        say!(Level::Debug, "free backend=cuda-unified bytes={size} address={ptr:p} device={}", entry.device);
         BUDGET.record_free(size as u64);
         if let Some((driver, device)) = driver::get()
             .ok()
@@ -291,6 +301,12 @@ unsafe impl MemoryBackend for CudaUnifiedBackend {
     unsafe fn allocate_at(size: usize, place: Place) -> *mut u8 {
         allocate(size, place).unwrap_or_else(|error| {
             BUDGET.record_failure();
+            say!(
+                Level::Debug,
+                "not-allocated backend=cuda-unified bytes={size} device={} reason={error:?} ceiling={}",
+                place.device,
+                BUDGET.counters().limit_bytes
+            );
             set_last_error(error);
             std::ptr::null_mut()
         })
