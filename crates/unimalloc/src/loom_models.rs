@@ -308,15 +308,6 @@ unsafe impl MemoryBackend for Nowhere {
     unsafe fn deallocate(_: *mut u8, _: usize) -> bool {
         true
     }
-    unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-        false
-    }
-    unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-        false
-    }
-    unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-        false
-    }
     fn segment_bytes() -> usize {
         MAX_ALIGN
     }

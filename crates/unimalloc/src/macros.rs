@@ -17,15 +17,6 @@
 ///     unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
 ///         unsafe { HostBackend::deallocate(ptr, size) }
 ///     }
-///     unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-///         false
-///     }
-///     unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-///         false
-///     }
-///     unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-///         false
-///     }
 /// }
 /// backend_pools!(Counted);
 ///

@@ -133,15 +133,6 @@ unsafe impl MemoryBackend for Nowhere {
         world(|world| world.unmap(region as usize, size));
         true
     }
-    unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-        false
-    }
-    unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-        false
-    }
-    unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-        false
-    }
     fn segment_bytes() -> usize {
         SEGMENT
     }

@@ -199,7 +199,7 @@ fn threads_that_meet_failures_at_random_lose_nothing() {
 
 /// A backend that wants segments of a size no bookkeeping is made for.
 mod odd_segments {
-    use unimalloc::{backend_pools, HostBackend, MemoryBackend, StandardPolicy};
+    use unimalloc::{backend_pools, last_error, AllocError, HostBackend, MemoryBackend, StandardPolicy};
 
     use crate::common::{alloc, free};
 
@@ -215,15 +215,6 @@ mod odd_segments {
             // SAFETY: the same contract.
             unsafe { HostBackend::deallocate(ptr, size) }
         }
-        unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-            false
-        }
-        unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-            false
-        }
-        unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-            false
-        }
         fn segment_bytes() -> usize {
             BYTES
         }
@@ -231,6 +222,17 @@ mod odd_segments {
     backend_pools!(Odd<0>);
     backend_pools!(Odd<5_000_000>);
     backend_pools!(Odd<{ 1 << 40 }>);
+
+    #[test]
+    fn hooks_that_a_backend_leaves_out_touch_nothing_and_say_why() {
+        let mut page = [7_u8; 4096];
+        for hook in [Odd::<0>::page_reset, Odd::<0>::make_guard, Odd::<0>::decommit] {
+            // SAFETY: nothing may happen to the range: what is tested.
+            assert!(!unsafe { hook(page.as_mut_ptr(), page.len()) });
+            assert_eq!(last_error(), Some(AllocError::Unsupported));
+        }
+        assert_eq!(page, [7; 4096]);
+    }
 
     #[test]
     fn a_strange_segment_size_is_brought_into_bounds() {

@@ -4,6 +4,7 @@
 //! reaches it through `BackendOps`, a table of plain functions, so that the core is compiled once.
 
 use crate::cuda::Stream;
+use crate::error::{set_last_error, AllocError};
 use crate::placement::{Hint, Place, Placement};
 
 #[cfg(not(loom))]
@@ -61,23 +62,33 @@ pub unsafe trait MemoryBackend: 'static {
     /// Nobody uses the region any more.
     unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool;
 
-    /// Drops the physical pages of a range, which then reads as zero. False if nothing was done.
+    /// Drops the physical pages of a range, which then reads as zero. False if nothing was done. A backend that has not this nor the next
+    /// two leaves them out.
     ///
     /// # Safety
     /// The range belongs to the caller, and its contents are not needed.
-    unsafe fn page_reset(ptr: *mut u8, size: usize) -> bool;
+    unsafe fn page_reset(ptr: *mut u8, size: usize) -> bool {
+        let _ = (ptr, size);
+        unsupported()
+    }
 
     /// Makes a range inaccessible: touching it faults. False if nothing was done.
     ///
     /// # Safety
     /// The range belongs to the caller, and nobody will touch it.
-    unsafe fn make_guard(ptr: *mut u8, size: usize) -> bool;
+    unsafe fn make_guard(ptr: *mut u8, size: usize) -> bool {
+        let _ = (ptr, size);
+        unsupported()
+    }
 
     /// Releases the physical pages of a range but keeps the addresses reserved. False if nothing was done.
     ///
     /// # Safety
     /// The range belongs to the caller, and nobody will touch it.
-    unsafe fn decommit(ptr: *mut u8, size: usize) -> bool;
+    unsafe fn decommit(ptr: *mut u8, size: usize) -> bool {
+        let _ = (ptr, size);
+        unsupported()
+    }
 
     /// As [`allocate`](Self::allocate), for a device and a placement. Backends with one kind of memory ignore them.
     ///
@@ -180,6 +191,12 @@ const SEGMENT_MAX: usize = 32 << 20;
 fn segment_bytes_for(ceiling: u64) -> usize {
     let eighth = usize::try_from(ceiling / 8).unwrap_or(usize::MAX).clamp(SEGMENT_MIN, SEGMENT_MAX);
     1 << eighth.ilog2()
+}
+
+/// What a hook that a backend does not have answers: `false`, with the reason in [`last_error`](crate::last_error).
+fn unsupported() -> bool {
+    set_last_error(AllocError::Unsupported);
+    false
 }
 
 /// Whether a backend can be asked for this many bytes.

@@ -27,15 +27,6 @@ macro_rules! own_backend {
                 // SAFETY: the same contract.
                 unsafe { HostBackend::deallocate(ptr, size) }
             }
-            unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-                false
-            }
-            unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-                false
-            }
-            unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-                false
-            }
         }
 
         crate::backend_pools!($name);

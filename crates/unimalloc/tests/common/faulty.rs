@@ -160,15 +160,6 @@ macro_rules! faulty_backend {
             unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
                 Self::faults().deallocate(ptr, size)
             }
-            unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-                false
-            }
-            unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-                false
-            }
-            unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-                false
-            }
             fn segment_bytes() -> usize {
                 $segment
             }

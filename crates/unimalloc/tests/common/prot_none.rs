@@ -28,18 +28,6 @@ unsafe impl MemoryBackend for ProtNone {
         REGIONS.fetch_sub(usize::from(released), Ordering::Relaxed);
         released
     }
-
-    unsafe fn page_reset(_: *mut u8, _: usize) -> bool {
-        false
-    }
-
-    unsafe fn make_guard(_: *mut u8, _: usize) -> bool {
-        false
-    }
-
-    unsafe fn decommit(_: *mut u8, _: usize) -> bool {
-        false
-    }
 }
 
 backend_pools!(ProtNone);

@@ -263,12 +263,6 @@ fn release(ptr: *mut u8, entry: Entry) -> Result<(), AllocError> {
     }
 }
 
-/// Answers what a hook that this kind of memory does not have answers.
-fn unsupported() -> bool {
-    set_last_error(AllocError::Unsupported);
-    false
-}
-
 fn done(result: Result<(), AllocError>) -> bool {
     result.map_err(set_last_error).is_ok()
 }
@@ -284,18 +278,6 @@ unsafe impl MemoryBackend for CudaUnifiedBackend {
 
     unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
         done(deallocate(ptr, size))
-    }
-
-    unsafe fn page_reset(_ptr: *mut u8, _size: usize) -> bool {
-        unsupported()
-    }
-
-    unsafe fn make_guard(_ptr: *mut u8, _size: usize) -> bool {
-        unsupported()
-    }
-
-    unsafe fn decommit(_ptr: *mut u8, _size: usize) -> bool {
-        unsupported()
     }
 
     unsafe fn allocate_at(size: usize, place: Place) -> *mut u8 {
