@@ -275,7 +275,7 @@ test('a slab that was taken away unnoticed is found by the next allocation', (t)
   own.trim()
 })
 
-test('the block that an allocator freed last comes again, and is anybody’s once the allocator is gone', (t) => {
+test('a block that an allocator freed comes again, and is anybody’s once the allocator is gone', (t) => {
   const [first, second] = [host(), host()]
   const array = first.allocUnsafe(Uint8Array, 23_000)
   const { pointer } = array
@@ -293,7 +293,7 @@ test('the block that an allocator freed last comes again, and is anybody’s onc
   others.free()
 })
 
-test('a trim finds the block that another allocator freed last', (t) => {
+test('a trim finds the block that another allocator keeps at hand', (t) => {
   const [first, second] = [host(), host()]
   const array = first.allocUnsafe(Uint8Array, 25_000)
   const view = array.subarray(0, 10)
@@ -305,7 +305,7 @@ test('a trim finds the block that another allocator freed last', (t) => {
   next.free()
 })
 
-test('a slab that was taken away with the blocks in it that several allocators freed last is used by none of them', (t) => {
+test('a slab that was taken away with blocks in it that several allocators keep at hand is used by none of them', (t) => {
   const allocators = [host(), host(), host()]
   const arrays = allocators.map((own) => own.allocUnsafe(Uint8Array, 27_000))
   const { buffer } = arrays[0]!

@@ -81,13 +81,13 @@ export class Tally {
  *
  * Other threads only ever make `held` and `held - pending` less. Whoever makes them more shuts the room first.
  *
- * The block that was freed last is kept at hand, as the *spare*: most programs ask for one of its size next, and then neither the room nor
+ * One block that was freed is kept at hand, as the *spare*: most programs ask for one of its size next, and then neither the room nor
  * the stack need be told. It is free, but for the room it is still handed out. Whoever looks at either puts it back first.
  */
 export class Ledger {
   /** Packed; see {@link Room}. */
   room = 0
-  /** The block that was freed last, with its tally; its word says HELD. */
+  /** A free block with its tally; its word says HELD. */
   spare: Slot | null = null
   /** Most steps and blocks that can be handed out before the account must be looked at. */
   #topSteps = 0
@@ -175,26 +175,11 @@ export class Ledger {
     putBack(spare)
   }
 
-  /** Makes the block on top of a stack the spare. Null where there is none, it is out of use, or the limit forbids it. */
-  draw(tally: Tally): Slot | null {
-    this.putSpareBack()
-    const { stack } = tally
-    const slot = stack.top
-    // The bottom's slab has no bytes, either.
-    if (slot.probe.length === 0) return null
-    let room = (this.room - tally.cost) | 0
-    if ((room & Room.guard) !== 0 && (room = this.#admit(tally)) < 0) return null
-    stack.top = slot.next
-    if (slot.tally !== tally) slot.tally = tally
-    this.room = room
-    return (this.spare = slot)
-  }
-
   /**
    * Enters the peaks of one more block, and sets room aside for it and, if there is any, for more. Answers the room without that block;
    * -1 where the limit forbids it. There is no spare.
    */
-  #admit({ steps, cost }: Tally): number {
+  admit({ steps, cost }: Tally): number {
     const { cells, pooledBytes, pooledCount } = this
     const figure = (own: Cell, elsewhere: Cell): number => (cells[own] as number) + (cells[elsewhere] as number)
     const held = figure(Cell.heldBytes, Cell.heldBytesElsewhere)

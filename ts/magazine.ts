@@ -1,7 +1,8 @@
 import { Word } from './buffers.js'
 import { handles as passed, hot, MOST_BLOCKS, results } from './hot.js'
+import type { Kind } from './kind.js'
 import { kindOfType } from './kinds.js'
-import { putBack, putSparesBack, STEP } from './ledger.js'
+import { putBack, putSparesBack, Room, STEP } from './ledger.js'
 import type { Ledger, Tally } from './ledger.js'
 import { REFUSED } from './native.js'
 import { dropIfEmpty, GONE, Handle, mapSlab, retireIfDetached, Slot, slabs } from './slabs.js'
@@ -155,15 +156,35 @@ export function take(ledger: Ledger, type: unknown, length: number): UnifiedArra
   const bytes = length * kind.bytesPerElement
   if (bytes <= 0 || bytes > MOST_BYTES) return null
   const tally = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
-  let slot = ledger.spare
-  if ((slot === null || slot.tally !== tally) && (slot = ledger.draw(tally)) === null) return null
+  const { spare } = ledger
+  if (spare === null || spare.tally !== tally) return takeTop(ledger, tally, kind, length, bytes)
   // No `try` instead: the engine does not inline a constructor inside one.
-  if (slot.probe.length === 0) return null
-  const array = kind.make(slot.buffer, slot.offset, length, slot)
+  if (spare.probe.length === 0) return null
+  const array = kind.make(spare.buffer, spare.offset, length, spare)
 
   ledger.spare = null
+  spare.words[spare.index] = Word.live
+  spare.requested = bytes
+  tally.taken++
+  return array
+}
+
+/** {@link take} from the stack. */
+function takeTop(ledger: Ledger, tally: Tally, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+  if (ledger.spare !== null) ledger.putSpareBack()
+  const { stack } = tally
+  const slot = stack.top
+  // The bottom's slab has no bytes, either.
+  if (slot.probe.length === 0) return null
+  let room = (ledger.room - tally.cost) | 0
+  if ((room & Room.guard) !== 0 && (room = ledger.admit(tally)) < 0) return null
+  const array = kind.make(slot.buffer, slot.offset, length, slot)
+
+  stack.top = slot.next
   slot.words[slot.index] = Word.live
   slot.requested = bytes
+  if (slot.tally !== tally) slot.tally = tally
+  ledger.room = room
   tally.taken++
   return array
 }
@@ -185,10 +206,9 @@ export function obtain(ledger: Ledger, type: unknown, length: number, bytes: num
 /** Frees the block of an array by the short way: live, and known to nobody else. */
 export function giveBack(slot: Slot): void {
   const { ledger } = slot.tally as Tally
-  const { spare } = ledger
   slot.words[slot.index] = Word.held
-  ledger.spare = slot
-  if (spare !== null) putBack(spare)
+  if (ledger.spare === null) ledger.spare = slot
+  else putBack(slot)
 }
 
 /** Frees a live block that the magazine handed out and that native code has not taken over, whoever asks for it. */
