@@ -551,7 +551,8 @@ impl Home {
     ///
     /// In an encoded span the remote frees stay until all its blocks are free: its next keeper quarantines them.
     fn drain_claimed(self, span: &'static Span) -> bool {
-        if !span.is_coded() || span.remote_count() >= usize::from(span.used.load(Relaxed)) {
+        let used = usize::from(span.used.load(Relaxed));
+        if !span.is_coded() || span.remote_count(used) >= used {
             span.drain(|index| span.push(index));
         }
         if span.is_empty() {

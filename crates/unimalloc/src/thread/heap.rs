@@ -239,7 +239,8 @@ impl Heap {
     /// Sets a span aside until a free comes in, or drains those that came in meanwhile.
     fn park(&mut self, at: BinIndex, span: &'static Span) {
         if span.has_remote() || !span.park() {
-            if span.remote_count() < self.bins[at].batch() / 4 {
+            let few = self.bins[at].batch() / 4;
+            if span.remote_count(few) < few {
                 // Too few to be worth it yet; the inbox brings the span back when nothing else is left.
                 span.tell_oneself(self.inbox);
                 return self.bins[at].unlink(span);

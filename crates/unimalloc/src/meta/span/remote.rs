@@ -122,40 +122,47 @@ impl Span {
         self.dirty.load(Relaxed) & row_bit(index) != 0
     }
 
-    /// Blocks that remote frees left to be taken up, in the rows whose bits are given.
-    fn for_each_remote(&self, mut rows: u64, mut each: impl FnMut(u16, &'static AtomicU16)) {
+    /// The words of the rows whose bits are given, each row with its first block's index.
+    fn rows(&self, mut rows: u64) -> impl Iterator<Item = (usize, &'static [AtomicU16])> {
         // Behind the words of a span with tags are the tags.
         let words = self.slots.get(..usize::from(self.capacity())).unwrap_or_default();
-        while rows != 0 {
-            let first = rows.trailing_zeros() as usize * ROW;
+        std::iter::from_fn(move || {
+            let first = (rows != 0).then(|| rows.trailing_zeros() as usize)? * ROW;
             rows &= rows - 1;
             let row = words.get(first..).unwrap_or_default();
-            for (at, word) in row.iter().take(ROW).enumerate() {
-                if word.load(SeqCst) == slot::REMOTE {
-                    each((first + at) as u16, word);
-                }
-            }
-        }
+            Some((first, &row[..row.len().min(ROW)]))
+        })
     }
 
-    /// Blocks that remote frees left here to be taken up.
-    pub(crate) fn remote_count(&self) -> usize {
+    /// Blocks that remote frees left here to be taken up. Stops counting, by rows, where it found `enough`.
+    pub(crate) fn remote_count(&self, enough: usize) -> usize {
         let rows = self.dirty.load(SeqCst);
         model_fence();
         let mut count = 0;
-        self.for_each_remote(rows, |_, _| count += 1);
+        for (_, row) in self.rows(rows) {
+            count += row.iter().filter(|word| word.load(SeqCst) == slot::REMOTE).count();
+            if count >= enough {
+                break;
+            }
+        }
         count
     }
 
     /// Takes up all remote frees: hands each block's index and word to `freed`, which changes the word. The keeper calls it.
     #[inline]
-    fn take_remote(&self, freed: impl FnMut(u16, &'static AtomicU16)) {
+    fn take_remote(&self, mut freed: impl FnMut(u16, &'static AtomicU16)) {
         if !self.has_remote() {
             return;
         }
         let rows = self.dirty.swap(0, SeqCst);
         model_fence();
-        self.for_each_remote(rows, freed);
+        for (first, row) in self.rows(rows) {
+            for (at, word) in row.iter().enumerate() {
+                if word.load(SeqCst) == slot::REMOTE {
+                    freed((first + at) as u16, word);
+                }
+            }
+        }
     }
 
     /// Takes up all remote frees: hands the index of each block to `freed`, which changes its word. The keeper calls it.
@@ -226,7 +233,7 @@ impl Span {
     /// encoded span remote frees stay until all its blocks are free; in others they are taken up at once.
     pub(crate) fn wants_visit(&self) -> bool {
         if self.is_coded() {
-            self.count_returned(self.remote_count())
+            self.count_returned(self.remote_count(usize::MAX))
         } else {
             self.has_remote()
         }
@@ -315,9 +322,9 @@ mod tests {
                 span.slots()[capacity..].iter().for_each(|tag| tag.store(slot::REMOTE, Relaxed));
                 let freed: Vec<_> = (0..capacity).filter(|index| index % 61 % 7 == 3).collect();
                 freed.iter().rev().for_each(|&index| assert!(!free(span, index)));
-                assert_eq!(span.remote_count(), freed.len());
+                assert_eq!(span.remote_count(usize::MAX), freed.len());
                 assert_eq!(taken(span), freed.iter().map(|&index| index as u16).collect::<Vec<_>>());
-                assert!(!span.has_remote() && span.remote_count() == 0 && taken(span).is_empty());
+                assert!(!span.has_remote() && span.remote_count(usize::MAX) == 0 && taken(span).is_empty());
                 assert!(freed.iter().all(|&index| span.free_remote(index, slot::LIVE).is_err()));
             }
         }
@@ -329,7 +336,7 @@ mod tests {
         free(span, 70);
         span.set_state(70, slot::CACHED); // freed by the keeper at the same time
         assert!(!span.park(), "there may be something");
-        assert_eq!(span.remote_count(), 0);
+        assert_eq!(span.remote_count(usize::MAX), 0);
         assert!(taken(span).is_empty());
         assert!(span.park());
     }
@@ -358,7 +365,7 @@ mod tests {
             assert!((0..7).all(|index| !free(span, index)));
             assert!(free(span, 7));
             assert!(span.claim_orphan() && !span.claim_orphan());
-            assert_eq!(span.remote_count(), 8);
+            assert_eq!(span.remote_count(usize::MAX), 8);
         }
     }
 
@@ -386,7 +393,7 @@ mod tests {
         span.returned.fetch_add(2, Relaxed);
         assert!(free(span, 5), "early");
         assert!(span.claim_orphan());
-        assert_eq!(span.remote_count(), 6);
+        assert_eq!(span.remote_count(usize::MAX), 6);
         span.orphan();
         assert!(!span.wants_visit());
         assert!(!free(span, 6) && free(span, 7));
