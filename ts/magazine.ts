@@ -38,6 +38,8 @@ export class Stack {
     readonly device: number,
     readonly placement: number,
     readonly block: number,
+    /** The largest array for which there are smaller blocks. */
+    readonly below: number,
   ) {
     this.batch = Math.max(4, Math.min(MOST_BLOCKS, Math.floor(BATCH_BYTES / block)))
     this.#capacity = 4 * this.batch
@@ -141,7 +143,8 @@ export class Magazine {
     let latest: Stack | null = null
     this.stacks = Array.from({ length: MOST_BYTES / STEP + 1 }, (_, steps) => {
       const block = blockFor(Math.max(1, steps) * STEP)
-      return latest?.block === block ? latest : (latest = new Stack(backend, device, placement, block))
+      if (latest?.block === block) return latest
+      return (latest = new Stack(backend, device, placement, block, latest?.block ?? 0))
     })
   }
 }
@@ -154,10 +157,8 @@ export function take(ledger: Ledger, type: unknown, length: number): UnifiedArra
   const kind = kindOfType(type)
   if (kind === null || !Number.isInteger(length)) return null
   const bytes = length * kind.bytesPerElement
-  if (bytes <= 0 || bytes > MOST_BYTES) return null
-  const tally = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
   const { spare } = ledger
-  if (spare === null || spare.tally !== tally) return takeTop(ledger, tally, kind, length, bytes)
+  if (spare === null || bytes > spare.most || bytes <= spare.below) return takeTop(ledger, kind, length, bytes)
   // No `try` instead: the engine does not inline a constructor inside one.
   if (spare.probe.length === 0) return null
   const array = kind.make(spare.buffer, spare.offset, length, spare)
@@ -165,12 +166,14 @@ export function take(ledger: Ledger, type: unknown, length: number): UnifiedArra
   ledger.spare = null
   spare.words[spare.index] = Word.live
   spare.requested = bytes
-  tally.taken++
+  ;(spare.tally as Tally).taken++
   return array
 }
 
 /** {@link take} from the stack. */
-function takeTop(ledger: Ledger, tally: Tally, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+function takeTop(ledger: Ledger, kind: Kind, length: number, bytes: number): UnifiedArray | null {
+  if (bytes <= 0 || bytes > MOST_BYTES) return null
+  const tally = ledger.tallies[(bytes + (STEP - 1)) >> 8] as Tally
   if (ledger.spare !== null) ledger.putSpareBack()
   const { stack } = tally
   const slot = stack.top

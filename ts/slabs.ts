@@ -28,6 +28,9 @@ export class Slot {
   /** The slab's. */
   readonly buffer: ArrayBuffer
   readonly probe: Uint8Array
+  /** Bytes of the largest array that the block is for, and of the largest that is too small for it. */
+  readonly most: number
+  readonly below: number
   /** Where in the slab's buffer the block starts. */
   readonly offset: number
   /** On whose account the block is, or was the last time. */
@@ -47,6 +50,8 @@ export class Slot {
     this.words = slab.words
     this.buffer = slab.buffer
     this.probe = slab.probe
+    this.most = slab.block
+    this.below = slab.stack?.below ?? 0
     this.offset = Math.imul(index, slab.block)
     this.next = this
   }
