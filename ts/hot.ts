@@ -18,7 +18,8 @@ export const handles = new Int32Array(shared, NUMBERS)
 export interface Hot {
   /** Asked with account, bytes, alignment, and how. A buffer; results: handle of the hold, address, usable bytes. Or null and the reason. */
   allocate(): ArrayBuffer | null
-  release(hold: number): void
+  /** Asked with the handle of a hold, ends it. */
+  release(): void
   /** Borrows blocks for a magazine. Results: how many, or the reason for none; 1 where empty slabs are wanted back. */
   refill(backend: number, device: number, placement: number, size: number, count: number): void
   /** Gives blocks of a magazine back. */
@@ -37,6 +38,12 @@ export interface Hot {
   freeMarked(block: number, account: number, requested: number): void
   /** Asked with the handle of the buffer's hold, detaches the buffer and ends the hold. Results: 1, or 0 if the buffer cannot be detached. */
   detach(buffer: ArrayBuffer): void
+}
+
+/** Ends a hold of a block. */
+export function releaseHold(hold: number): void {
+  asked[0] = hold
+  hot().release()
 }
 
 let functions: Hot | undefined

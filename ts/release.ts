@@ -2,7 +2,7 @@ import { Block, detach, detachesNatively, hasLostItsBytes, isDetached, notDetach
 import { fromNative, typed } from './errors.js'
 import { checkKeys } from './options.js'
 import { invalid, show } from './errors.js'
-import { asked, hot, results } from './hot.js'
+import { asked, hot, releaseHold, results } from './hot.js'
 import { native } from './native.js'
 import { madeStream } from './cuda/stream-handle.js'
 import type { NativeStream } from './cuda/stream-handle.js'
@@ -54,7 +54,7 @@ export function release(block: Block, buffer: ArrayBuffer, options: CheckedFreeO
   }
   finish(block)
   try {
-    hot().release(block.handle)
+    releaseHold(block.handle)
   } catch (error) {
     throw fromNative(error)
   }
@@ -84,7 +84,7 @@ export function end(block: Block, buffer: ArrayBuffer): void {
   block.arrays = 1
   if (block.slab === null || !retireIfDetached(block.slab)) return release(block, buffer)
   finish(block)
-  typed(() => hot().release(block.handle)) // the memory is kept all the same
+  typed(() => releaseHold(block.handle)) // the memory is kept all the same
 }
 
 /** Detaches a block's buffer, to end its hold right after. */
@@ -127,7 +127,7 @@ function finish(block: Block): void {
 /** Ends the hold of a block that the program already counts as freed, whatever has become of its buffer. */
 function endHold(block: Block, buffer: ArrayBuffer): void {
   if (block.slab !== null) {
-    hot().release(block.handle)
+    releaseHold(block.handle)
     return
   }
   if (isDetached(buffer)) {
@@ -141,7 +141,7 @@ function endHold(block: Block, buffer: ArrayBuffer): void {
     native().releaseWhenCollected(block.handle)
     return
   }
-  hot().release(block.handle)
+  releaseHold(block.handle)
 }
 
 /** Ends a block's hold when an operation has settled, well or not. */

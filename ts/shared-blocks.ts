@@ -2,7 +2,7 @@ import { isMainThread } from 'node:worker_threads'
 
 import { detach, isDetached } from './buffers.js'
 import type { Block } from './buffers.js'
-import { hot } from './hot.js'
+import { releaseHold } from './hot.js'
 
 /** What this thread knows of a block that several threads see. */
 interface Entry {
@@ -82,7 +82,7 @@ function letGo(): void {
     try {
       detach(buffer)
       block.freed = true
-      hot().release(block.handle)
+      releaseHold(block.handle)
     } catch {
       // Not to be detached: then it is kept, as at any teardown.
     }

@@ -214,8 +214,9 @@ callback!(allocate, 0, |env, shared, _values| {
     })
 });
 
-callback!(release, 1, |_env, _shared, values| {
-    release_handle(values[0])?;
+callback!(release, 0, |_env, shared, _values| {
+    let [handle] = shared.asked();
+    release_handle(handle)?;
     Ok(None)
 });
 
