@@ -68,6 +68,36 @@ for (const [name, make] of ways) {
     }
   })
 
+  test(`${name}: a length of the program's own that frees the array and allocates again leaves the new array alone`, (t) => {
+    const own = host()
+    const array = make(own)
+    let next: UnifiedArray<Uint8Array> | undefined
+    Object.defineProperty(array, 'length', {
+      get() {
+        if (next === undefined) {
+          Object.defineProperty(array, 'length', { value: 16 })
+          array.free()
+          next = make(own)
+        }
+        return 16
+      },
+      configurable: true,
+    })
+    throwsCode(
+      t,
+      () => {
+        array.free()
+        array.free() // where nothing of the program's is looked at
+      },
+      'DOUBLE_FREE',
+    )
+    next ??= make(own)
+    t.false(next.freed)
+    t.is(own.stats().currentCount, 1)
+    next.free()
+    isEven(t, own)
+  })
+
   test(`${name}: each option of free() is read once`, async (t) => {
     const own = host()
     let reads = 0

@@ -38,8 +38,10 @@ class Unified${name} extends plain(${name}) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof Unified${name}) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of \`length\`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return

@@ -20,8 +20,10 @@ class UnifiedFloat32Array extends plain(Float32Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedFloat32Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -51,8 +53,10 @@ class UnifiedUint8Array extends plain(Uint8Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedUint8Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -82,8 +86,10 @@ class UnifiedFloat64Array extends plain(Float64Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedFloat64Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -113,8 +119,10 @@ class UnifiedInt32Array extends plain(Int32Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedInt32Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -144,8 +152,10 @@ class UnifiedUint32Array extends plain(Uint32Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedUint32Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -175,8 +185,10 @@ class UnifiedUint16Array extends plain(Uint16Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedUint16Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -206,8 +218,10 @@ class UnifiedInt16Array extends plain(Int16Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedInt16Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -237,8 +251,10 @@ class UnifiedUint8ClampedArray extends plain(Uint8ClampedArray) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedUint8ClampedArray) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -268,8 +284,10 @@ class UnifiedInt8Array extends plain(Int8Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedInt8Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -299,8 +317,10 @@ class UnifiedBigInt64Array extends plain(BigInt64Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedBigInt64Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -330,8 +350,10 @@ class UnifiedBigUint64Array extends plain(BigUint64Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedBigUint64Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
@@ -361,8 +383,10 @@ class UnifiedFloat16Array extends plain(Float16Array) {
 
   free(options?: FreeOptions): void {
     if (!(this instanceof UnifiedFloat16Array) || !(#content in this)) throw notAnArray('free', this)
+    // The program may have put a getter of its own in the place of `length`: from here on none of its code runs.
+    const isPlain = options === undefined && this.length !== 0
     const content = this.#content
-    if (content !== null && options === undefined && this.length !== 0 && content.words[content.index] === Word.live) {
+    if (isPlain && content !== null && content.words[content.index] === Word.live) {
       this.#content = null
       giveBack(content as Slot)
       return
