@@ -78,6 +78,13 @@ pub enum AllocError {
     InvalidConfiguration,
 }
 
+impl AllocError {
+    /// Whether memory that comes back may cure it.
+    pub(crate) fn is_shortage(self) -> bool {
+        matches!(self, Self::Budget | Self::OutOfMemory | Self::RegistryFull | Self::Driver(2))
+    }
+}
+
 impl fmt::Display for AllocError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -68,8 +68,55 @@ fn near_the_ceiling_small_blocks_are_still_served() {
         blocks.push(block);
     }
     assert_eq!(last_error(), Some(AllocError::Budget));
-    assert!(blocks.len() >= 4 * MIB / 106_496, "{} blocks within 5 MiB", blocks.len());
+    // Two of the smallest segments.
+    assert!(blocks.len() >= 2 * (2 * MIB / 106_496), "{} blocks within 5 MiB", blocks.len());
     blocks.into_iter().for_each(|block| free::<StandardPolicy, B>(block).unwrap());
+}
+
+#[test]
+fn at_a_full_budget_what_a_thread_caches_serves_every_other_kind_of_request() {
+    type Kind = (&'static str, usize, fn(usize) -> *mut u8);
+    const KINDS: [Kind; 8] = [
+        ("small", 100, |size| thread_alloc::<StandardPolicy, B>(size, 16)),
+        ("of a page", 5000, |size| thread_alloc::<StandardPolicy, B>(size, 16)),
+        ("of a large class", 600_000, |size| thread_alloc::<StandardPolicy, B>(size, 16)),
+        ("huge", 7 * MIB, |size| thread_alloc::<StandardPolicy, B>(size, 16)),
+        ("aligned", 100_000, |size| thread_alloc::<StandardPolicy, B>(size, 1 << 20)),
+        ("of another group", 100, |size| {
+            let options = AllocOptions { group: 7, ..AllocOptions::default() };
+            alloc_with::<StandardPolicy, B>(size, 16, &options)
+        }),
+        ("hardened", 100, |size| thread_alloc::<HardenedPolicy, B>(size, 16)),
+        ("huge and hardened", 7 * MIB, |size| thread_alloc::<HardenedPolicy, B>(size, 16)),
+    ];
+    let _alone = alone();
+    let held = HostBackend::counters().live_bytes;
+    for (first, first_size, get) in KINDS {
+        for (second, second_size, get_other) in KINDS {
+            // A heap of its own, with nothing cached.
+            let served = std::thread::spawn(move || {
+                HostBackend::set_limit(Some(held + (8 << 20)));
+                let block = get(first_size);
+                assert!(!block.is_null(), "{first}: {:?}", last_error());
+                free::<StandardPolicy, B>(block).unwrap();
+                let other = get_other(second_size);
+                let served = !other.is_null();
+                if served {
+                    free::<StandardPolicy, B>(other).unwrap();
+                }
+                served
+            });
+            assert!(served.join().unwrap(), "{second} after a {first} block was freed");
+            trim::<B>(0);
+        }
+    }
+    let mut allocator = ThreadAllocator::<B>::new();
+    for size in [100, 600_000, 7 * MIB, 5000] {
+        let block = allocator.alloc::<StandardPolicy>(size, 16);
+        assert!(!block.is_null(), "{size} of a hand-made allocator: {:?}", last_error());
+        // SAFETY: allocated above.
+        unsafe { allocator.free::<StandardPolicy>(block) }.unwrap();
+    }
 }
 
 #[test]

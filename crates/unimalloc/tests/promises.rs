@@ -475,6 +475,58 @@ fn a_backend_may_call_the_allocator() {
     }
 }
 
+struct Disposing;
+
+thread_local! {
+    /// Dropped in the middle of the next call that writes to a block.
+    static DROPPED_BY_FILL: std::cell::RefCell<Option<ThreadAllocator<Disposing>>> = const { std::cell::RefCell::new(None) };
+}
+
+// SAFETY: regions are the host backend's.
+unsafe impl MemoryBackend for Disposing {
+    unsafe fn allocate(size: usize) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe { HostBackend::allocate(size) }
+    }
+    unsafe fn deallocate(ptr: *mut u8, size: usize) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { HostBackend::deallocate(ptr, size) }
+    }
+    unsafe fn fill(ptr: *mut u8, byte: u8, len: usize) -> bool {
+        drop(DROPPED_BY_FILL.take());
+        // SAFETY: as the caller promises.
+        unsafe { ptr.write_bytes(byte, len) };
+        true
+    }
+}
+
+backend_pools!(Disposing);
+
+#[test]
+fn a_backend_may_drop_the_last_handle_of_the_allocator_that_calls_it() {
+    fn register(allocator: &ThreadAllocator<Disposing>) {
+        <Disposing as LocalAllocatorSelector<Disposing>>::register_current_allocator_ptr(allocator.as_ptr());
+    }
+    let _alone = alone();
+    for _ in 0..100 {
+        let allocator = ThreadAllocator::new();
+        register(&allocator);
+        let block = alloc::<SecurePolicy, Disposing>(100, 16);
+        DROPPED_BY_FILL.set(Some(allocator));
+        free::<SecurePolicy, Disposing>(block).unwrap(); // poisons it
+        assert!(DROPPED_BY_FILL.take().is_none());
+        let allocator = ThreadAllocator::new();
+        register(&allocator);
+        DROPPED_BY_FILL.set(Some(allocator));
+        let block = alloc::<SecurePolicy, Disposing>(100, 16); // zeroes it
+        assert!(DROPPED_BY_FILL.take().is_none());
+        free::<SecurePolicy, Disposing>(block).unwrap();
+        // The thread's own heap is its allocator again: all of theirs was given back.
+        let audit = audit::<Disposing>().unwrap();
+        assert_eq!((audit.live_blocks, audit.orphans), (0, 0));
+    }
+}
+
 // ---- policies ----
 
 #[test]

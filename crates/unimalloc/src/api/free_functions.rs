@@ -3,7 +3,7 @@
 use super::blocks::{find, refuse, release, Found, Freed, Request};
 use crate::backend::fork;
 use crate::cuda::Stream;
-use crate::error::{set_last_error, AllocError, FreeError};
+use crate::error::{last_error, set_last_error, AllocError, FreeError};
 use crate::meta::geometry::{shared_class_for, GRANULE};
 use crate::meta::slot;
 use crate::meta::span::Remote;
@@ -56,10 +56,34 @@ pub fn alloc_with<P: AllocPolicy, B: ThreadSlots>(
 ) -> *mut u8 {
     let key = BinKey { place: options.place, policy: P::POLICY, group: options.group };
     match Request::new(size, align, key, options.zeroed) {
-        Ok(request) => with_heap::<B, _>(P::ENABLE_FREE_LIST_ENCRYPTION, |heap| request.serve(heap, None))
-            .unwrap_or(std::ptr::null_mut()),
+        Ok(request) => serve::<B>(request, P::POLICY, None),
         Err(error) => refuse(error),
     }
+}
+
+/// A block for a request, or null with the reason in `last_error`.
+#[inline(always)]
+fn serve<B: ThreadSlots>(request: Request, policy: Policy, stream: Option<&Stream>) -> *mut u8 {
+    let mut is_second = false;
+    loop {
+        let served = with_heap::<B, _>(policy.encoded(), |heap| request.serve(heap, stream));
+        let block = served.unwrap_or(std::ptr::null_mut());
+        if !block.is_null() || std::mem::replace(&mut is_second, true) || !return_caches::<B>() {
+            return block;
+        }
+    }
+}
+
+/// After a refusal: gives back what this thread's other heap caches, or an idle shared one. False where nothing came back.
+#[cold]
+#[inline(never)]
+fn return_caches<B: ThreadSlots>() -> bool {
+    let Some(reason) = last_error().filter(|reason| reason.is_shortage()) else { return false };
+    let home = Home::of::<B>();
+    let before = home.returns();
+    give_back_caches::<B>(Urgency::Look);
+    set_last_error(reason);
+    home.returns() != before
 }
 
 /// As [`alloc_with`], for use on `stream`.
@@ -84,8 +108,7 @@ pub fn alloc_on_stream<P: AllocPolicy, B: ThreadSlots>(
             return block;
         }
     }
-    with_heap::<B, _>(P::ENABLE_FREE_LIST_ENCRYPTION, |heap| request.serve(heap, Some(stream)))
-        .unwrap_or(std::ptr::null_mut())
+    serve::<B>(request, P::POLICY, Some(stream))
 }
 
 /// Frees a block of this backend, from any thread and under any policy: the block keeps the policy it was allocated
@@ -162,8 +185,10 @@ unsafe fn free_slow<B: ThreadSlots>(ptr: *mut u8, notify: Option<Notify>) -> Res
     let keeper = span_of(ptr as usize).map_or(0, |span| span.keeper());
     B::with_slots(|slots| {
         for encoded in [false, true] {
-            let Some(cell) = slots.fast(encoded) else { continue };
-            if cell.id() == keeper {
+            if slots.fast(encoded).is_none_or(|cell| cell.id() != keeper) {
+                continue;
+            }
+            if let Some(cell) = slots.fast_kept(encoded) {
                 // SAFETY: the caller's promise.
                 if let Some(result) = cell.with(|heap| unsafe { release(home, ptr, Some(heap), notify) }) {
                     return result;
@@ -235,8 +260,7 @@ pub(super) unsafe fn realloc_with<B: ThreadSlots>(
             return ptr;
         }
     }
-    let new =
-        with_heap::<B, _>(policy.encoded(), |heap| request.serve(heap, None)).unwrap_or(std::ptr::null_mut());
+    let new = serve::<B>(request, policy, None);
     if new.is_null() {
         return new;
     }
@@ -358,7 +382,13 @@ impl<B: HasSegmentPool> ThreadAllocator<B> {
         match Request::new(size, align, BinKey::of(P::POLICY), false) {
             Ok(request) => self
                 .cell()
-                .with(|heap| request.serve(heap, None))
+                .with(|heap| {
+                    let block = request.serve(heap, None);
+                    if block.is_null() && heap.yield_caches() {
+                        return request.serve(heap, None);
+                    }
+                    block
+                })
                 .unwrap_or_else(|| refuse(AllocError::Reentrant)),
             Err(error) => refuse(error),
         }

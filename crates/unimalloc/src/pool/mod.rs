@@ -320,13 +320,7 @@ impl Home {
         let mut obtained = self.try_obtain(bytes, place);
         for _ in 0..TRIES {
             let Err(error) = obtained else { break };
-            if !matches!(
-                error,
-                AllocError::Budget
-                    | AllocError::OutOfMemory
-                    | AllocError::RegistryFull
-                    | AllocError::Driver(2)
-            ) {
+            if !error.is_shortage() {
                 break;
             }
             let reclaimed = self.reclaim(Urgency::Wait);
@@ -639,6 +633,11 @@ impl Home {
     /// Device and placement of a span's memory.
     pub(crate) fn place_of(self, span: &Span) -> Place {
         lock(&self.pools.directory).key_at(span.key.load(Relaxed)).place
+    }
+
+    /// How often memory came back to the pools; it wraps.
+    pub(crate) fn returns(self) -> usize {
+        self.pools.returns.load(Relaxed)
     }
 
     /// Bytes the pools hold from the backend.

@@ -301,14 +301,10 @@ impl Heap {
             set_last_error(AllocError::OutOfMemory);
             return false;
         }
-        let span = self.home.take_span(request).or_else(|| {
-            if !matches!(last_error(), Some(AllocError::Budget | AllocError::OutOfMemory)) {
-                return None;
-            }
-            // Our own caches may hold what is missing.
-            self.give_back_caches();
-            self.home.take_span(request)
-        });
+        let span = self
+            .home
+            .take_span(request)
+            .or_else(|| self.yield_caches().then(|| self.home.take_span(request)).flatten());
         let Some(span) = span else { return false };
         if key.policy.shuffles() {
             span.shuffle(&mut crate::random::Random::seeded());
@@ -653,6 +649,16 @@ impl Heap {
     }
 
     // ---- giving back ----
+
+    /// After a refusal: gives back what is cached here, which may be what is missing. False where that cannot help.
+    #[cold]
+    pub(crate) fn yield_caches(&mut self) -> bool {
+        let helps = last_error().is_some_and(AllocError::is_shortage);
+        if helps {
+            self.give_back_caches();
+        }
+        helps
+    }
 
     /// Returns everything that is cached here to the pools. Live blocks stay where they are.
     pub(crate) fn give_back_caches(&mut self) {

@@ -120,6 +120,20 @@ impl Slots {
         unsafe { self.fast[usize::from(encoded)].get().as_ref() }
     }
 
+    /// As [`fast`](Self::fast), for a call in which code of the program's may run: there it may drop the last handle of the heap.
+    #[inline]
+    pub(crate) fn fast_kept(&self, encoded: bool) -> Option<Rc<HeapCell>> {
+        let cell = self.fast[usize::from(encoded)].get();
+        if cell.is_null() {
+            return None;
+        }
+        // SAFETY: alive, as `fast` says, and fast pointers come from `Rc::as_ptr`; the count is the new handle's.
+        unsafe {
+            Rc::increment_strong_count(cell);
+            Some(Rc::from_raw(cell))
+        }
+    }
+
     fn state(&self) -> Option<&State> {
         // SAFETY: null, or a box that `tear_down` frees after it set this to null; used on this thread alone.
         unsafe { self.state.get().as_ref() }
