@@ -321,11 +321,19 @@ impl Span {
     }
 
     /// Takes up to `count` free blocks of a span without tags: from the list first, then fresh ones. `taken` gets each
-    /// block's address and word, and puts it in a state.
+    /// block's address and word, and puts it in a state. A stack that it pushes them on hands fresh ones out after the
+    /// others, and by address.
     pub(crate) fn pop_batch(&self, count: usize, mut taken: impl FnMut(usize, &'static AtomicU16)) {
         debug_assert!(!self.is_coded());
         let (base, block) = (self.base(), self.block());
-        let mut left = count;
+        let (fresh, capacity) = (usize::from(self.fresh.load(Relaxed)), usize::from(self.capacity()));
+        let mut left = count.min(self.free_blocks() - (capacity - fresh));
+        let end = (fresh + count - left).min(capacity);
+        for (at, word) in (fresh..end).zip(&self.slots[fresh..end]).rev() {
+            taken(base + at * block, word);
+        }
+        self.fresh.store(end as u16, Relaxed);
+        self.used.store(self.used.load(Relaxed) + (left + end - fresh) as u16, Relaxed);
         let mut head = self.free_head.load(Relaxed);
         while let (true, Some(word)) = (left > 0, self.slots.get(usize::from(head))) {
             // END is no index.
@@ -334,15 +342,8 @@ impl Span {
             head = next;
             left -= 1;
         }
+        debug_assert_eq!(left, 0, "the list is shorter than the equation says");
         self.free_head.store(head, Relaxed);
-        let fresh = usize::from(self.fresh.load(Relaxed));
-        let end = (fresh + left).min(usize::from(self.capacity()));
-        for (at, word) in (fresh..end).zip(&self.slots[fresh..end]) {
-            taken(base + at * block, word);
-            left -= 1;
-        }
-        self.fresh.store(end as u16, Relaxed);
-        self.used.store(self.used.load(Relaxed) + (count - left) as u16, Relaxed);
     }
 
     /// Puts blocks that the keeper holds back on the free list of a span without tags, given by their words.

@@ -116,11 +116,6 @@ impl Bin {
         }
     }
 
-    /// Puts the blocks from `from` on in reverse.
-    pub fn reverse(&mut self, from: usize) {
-        self.cache[from..].reverse();
-    }
-
     /// The oldest `count` blocks but for the first `skip`.
     pub fn oldest(&self, skip: usize, count: usize) -> &[Cached] {
         &self.cache[skip..count]

@@ -209,14 +209,12 @@ impl Heap {
             let bin = &mut self.bins[at];
             bin.prepare();
             let batch = bin.batch().min(bin.vacant() + 1);
-            let from = bin.len();
             if batch > 1 {
                 span.pop_batch(batch - 1, |address, slot| {
                     slot.store(slot::CACHED, Relaxed);
                     bin.push(Cached { address, slot });
                 });
             }
-            bin.reverse(from); // so that blocks come out in the order of the list
         }
         if !span.has_free() {
             self.park(at, span);
