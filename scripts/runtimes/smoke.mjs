@@ -81,6 +81,19 @@ const tests = {
     assert.equal(own.stats().currentBytes, 0)
     own[Symbol.dispose]()
   },
+  'slabs that are collected while others are mapped'() {
+    const own = new Allocator({ backend: 'host' })
+    for (let round = 0; round < 3000; round++) {
+      const arrays = Array.from({ length: 60 }, (_, index) =>
+        own.allocUnsafe(Uint8Array, 256 * (1 + ((index * 37) % 256))),
+      )
+      for (const array of arrays) array.free()
+      own.trim()
+      // Some engines finalize what they collect on threads of their own, while the program goes on.
+      if (round % 100 === 0) collect?.()
+    }
+    own[Symbol.dispose]()
+  },
   'large arrays'() {
     const array = host.alloc(Float32Array, 64 * 2 ** 20)
     array[array.length - 1] = 3

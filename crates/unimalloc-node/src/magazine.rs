@@ -32,6 +32,7 @@ use crate::failure::{failure, free_failure};
 use crate::holds::{self, Handle, Hold};
 use crate::hot::Shared;
 use crate::thread_end::end_with_thread;
+use crate::thread_number::ThreadNumber;
 
 /// A handle of a block is its span's number and its index in the span; `ts/slabs.ts` has the same.
 const INDEX_BITS: u32 = 12;
@@ -381,6 +382,8 @@ pub fn free_marked(shared: &Shared, handle: u32, account: u32, requested: usize)
 struct Sentinel {
     shared: *const Shared,
     number: u64,
+    /// Of the environment, whose magazine no other thread touches.
+    thread: ThreadNumber,
 }
 
 /// # Safety
@@ -389,7 +392,8 @@ unsafe fn post_sentinel(env: sys::napi_env, shared: &Shared) -> std::result::Res
     let Ok(number) = shared.magazine.try_borrow_mut().map(|magazine| magazine.sentinels + 1) else {
         return Err(sys::Status::napi_generic_failure);
     };
-    let data = Box::into_raw(Box::new(Sentinel { shared, number })).cast::<c_void>();
+    let sentinel = Sentinel { shared, number, thread: ThreadNumber::current() };
+    let data = Box::into_raw(Box::new(sentinel)).cast::<c_void>();
     let (mut buffer, mut reference) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's environment; the sentinel is there until its finalizer frees it. One that could not be made is not freed: whether the
     // engine has run its finalizer cannot be known.
@@ -412,12 +416,17 @@ unsafe fn post_sentinel(env: sys::napi_env, shared: &Shared) -> std::result::Res
 unsafe extern "C" fn sentinel_ends(env: sys::napi_env, _data: *mut c_void, hint: *mut c_void) {
     // SAFETY: the hint is what `post_sentinel` boxed, and the engine calls this once.
     let sentinel = unsafe { Box::from_raw(hint.cast::<Sentinel>()) };
+    // Some engines finalize what they have collected on a thread of their own, while the environment's goes on. What ends with the
+    // environment there, the hook sees to.
+    if sentinel.thread != ThreadNumber::current() {
+        return;
+    }
     // SAFETY: what the callbacks share is never freed.
     let shared = unsafe { &*sentinel.shared };
     // A panic must not cross into the engine.
     let _ = std::panic::catch_unwind(AssertUnwindSafe(|| {
         if let Ok(mut magazine) = shared.magazine.try_borrow_mut() {
-            // SAFETY: a buffer that is finalized on another thread was collected; then it is not the latest, which is referred to.
+            // SAFETY: the environment's own thread.
             if sentinel.number == magazine.sentinels && unsafe { environment_is_ending(env) } {
                 // SAFETY: the environment ends, on its own thread.
                 unsafe { clean_up(env, &mut magazine) };
