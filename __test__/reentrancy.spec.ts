@@ -98,6 +98,22 @@ for (const [name, make] of ways) {
     isEven(t, own)
   })
 
+  test(`${name}: the allocator frees an array whose own free() the program has replaced`, (t) => {
+    const own = host()
+    const array = make(own)
+    Object.defineProperty(array, 'free', { value: () => own.free(array) })
+    array.free()
+    t.true(array.freed)
+    isEven(t, own)
+    const stripped = make(own)
+    const prototype: unknown = Object.getPrototypeOf(stripped)
+    Object.setPrototypeOf(stripped, Uint8Array.prototype)
+    throwsCode(t, () => own.free(stripped), 'INVALID_ARGUMENT')
+    Object.setPrototypeOf(stripped, prototype as object)
+    own.free(stripped)
+    isEven(t, own)
+  })
+
   test(`${name}: each option of free() is read once`, async (t) => {
     const own = host()
     let reads = 0

@@ -190,8 +190,9 @@ export function checkReadable(array: unknown): void {
 
 /** Frees the block of a unified array, or of a view that starts where a block does. */
 export function freeView(view: ArrayBufferView, options: FreeOptions | undefined): void {
-  if (ArrayBuffer.isView(view) && contentOfArray(view) !== undefined) {
-    ;(view as unknown as UnifiedArray).free(options)
+  const kind = kindOfArray(view)
+  if (kind?.contentOf(view) !== undefined) {
+    kind.free.call(view, options)
     return
   }
   const checked = checkFreeOptions(options)

@@ -8,7 +8,7 @@ import { foreignRead, foreignReceiver } from './receivers.js'
 import { release } from './release.js'
 import type { CheckedFreeOptions } from './release.js'
 import { retireIfDetached, Slot } from './slabs.js'
-import type { ArrayType, TypedArray, UnifiedArray } from './types.js'
+import type { ArrayType, FreeOptions, TypedArray, UnifiedArray } from './types.js'
 
 /** What the module knows of one kind of array. */
 export interface Kind {
@@ -21,6 +21,8 @@ export interface Kind {
   contentOf(array: object): Content | null | undefined
   /** Makes the array a dead one. */
   kill(array: object): void
+  /** The arrays' own `free`, whatever the program has put in its place. */
+  free(this: unknown, options?: FreeOptions): void
 }
 
 type PlainConstructor = new (buffer: ArrayBufferLike, byteOffset: number, length: number) => TypedArray
@@ -90,7 +92,7 @@ const members = Object.getOwnPropertyDescriptors({
 /** Adds to a class what all kinds have in common. Null where this engine has no such arrays. */
 export function unify(
   Base: ArrayType | undefined,
-  Unified: { prototype: object } & Pick<Kind, 'contentOf' | 'kill'>,
+  Unified: { prototype: Pick<Kind, 'free'> } & Pick<Kind, 'contentOf' | 'kill'>,
   make: (...args: Parameters<Kind['make']>) => TypedArray,
 ): Kind | null {
   if (Base === undefined) return null
@@ -98,13 +100,14 @@ export function unify(
     const member = members[key as keyof typeof members]
     Object.defineProperty(Unified.prototype, key, { ...member, enumerable: false })
   }
-  disposableEverywhere(Unified.prototype as Disposable)
+  disposableEverywhere(Unified.prototype as unknown as Disposable)
   // Without a constructor of its own the prototype inherits the plain one: `map`, `slice` and `subarray` give plain arrays, and
   // libraries that compare `x.constructor` accept ours.
   delete (Unified.prototype as { constructor?: unknown }).constructor
   const { contentOf, kill } = Unified
   const { name, BYTES_PER_ELEMENT: bytesPerElement } = Base
-  return { type: Base, name, bytesPerElement, make: make as unknown as Kind['make'], contentOf, kill }
+  const { free } = Unified.prototype
+  return { type: Base, name, bytesPerElement, make: make as unknown as Kind['make'], contentOf, kill, free }
 }
 
 /** Frees an array where the short way was not open. */
