@@ -46,6 +46,7 @@ pub struct Config {
     pub misalign: u64,
     pub failures: Vec<Failure>,
     pub delays: Vec<Delay>,
+    pub lag_us: u64,
     pub lose_at_call: u64,
     pub deinit_at_call: u64,
     pub abort_on_exit_calls: bool,
@@ -67,6 +68,7 @@ impl Default for Config {
             misalign: 0,
             failures: Vec::new(),
             delays: Vec::new(),
+            lag_us: 0,
             lose_at_call: 0,
             deinit_at_call: 0,
             abort_on_exit_calls: false,
@@ -183,6 +185,7 @@ impl Config {
                 self.delays = list(value, parse_delay)
                     .ok_or("it takes microseconds or entry=microseconds, separated by commas")?;
             }
+            "LAG_US" => self.lag_us = value.parse().map_err(|_| NUMBER)?,
             "LOSE_AT_CALL" => self.lose_at_call = value.parse().map_err(|_| NUMBER)?,
             "DEINIT_AT_CALL" => self.deinit_at_call = value.parse().map_err(|_| NUMBER)?,
             "ABORT_ON_EXIT_CALLS" => self.abort_on_exit_calls = parse_flag(value).ok_or(FLAG)?,

@@ -86,9 +86,10 @@ impl Context {
         self.check_lost()
     }
 
-    /// Whether nothing submitted is unfinished.
-    pub fn idle(&self) -> bool {
-        lock(&self.streams).iter().all(|stream| stream.idle())
+    /// Whether work that was submitted is not done. Events that are still to be recorded are none: they keep no memory from
+    /// the host.
+    pub fn at_work(&self) -> bool {
+        lock(&self.streams).iter().any(|stream| stream.at_work())
     }
 }
 

@@ -55,6 +55,7 @@
 //! | `MISALIGN` | `4KiB`, `64KiB` | 0 | managed addresses lie that far above the alignment that the driver gives |
 //! | `FAIL` | `entry@nth=code`, `entry@nth+=code`, by commas | | the nth call of that entry point (with `+` every one from it) answers the code and does nothing |
 //! | `DELAY_US` | µs, `entry=µs`, by commas | 0 | sleeps before every call, or before those of one entry point |
+//! | `LAG_US` | µs | 0 | a stream sleeps that long before each thing it was given, and again before it counts as done: a busy machine |
 //! | `LOSE_AT_CALL` | n | never | at the nth driver call of the process all live contexts are lost with 700 |
 //! | `DEINIT_AT_CALL` | n | never | from the nth driver call on all answer 4 |
 //! | `ABORT_ON_EXIT_CALLS` | 0, 1 | 0 | a driver call while the process exits (after the library's `atexit` handler) is named on standard error and aborts |
@@ -127,8 +128,8 @@
 //! - **Advice and prefetch** are remembered for `cuMemRangeGetAttribute` and move nothing. Discarded pages are overwritten with
 //!   0xDB.
 //! - **Without concurrent access** managed memory is inaccessible to the host from any submission of device work until a
-//!   synchronisation, or a query that says "done", finds the device idle: a touch in between is a segmentation fault, as on the
-//!   real thing. Memory allocated meanwhile is inaccessible too, memory attached to the host is not. Prefetch, and advice
+//!   synchronisation, or a query that says "done", finds the device without work: a touch in between is a segmentation fault, as
+//!   on the real thing. Events that are still to be recorded or waited for are no work. Memory allocated meanwhile is inaccessible too, memory attached to the host is not. Prefetch, and advice
 //!   that names a place, answer 101.
 //! - **Fork and exit.** In a child after `fork` every call answers 3. The driver is gone when the process exits: calls from later
 //!   exit handlers answer 4 and are counted.

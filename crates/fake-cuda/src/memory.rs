@@ -258,7 +258,7 @@ pub fn protect_for_work() {
 /// On a device without concurrent access: shows managed memory again, as a synchronisation does that finds the
 /// device idle. The caller holds the submission lock.
 pub fn unprotect_if_idle() {
-    if runtime().config.concurrent || !context::all().iter().all(|context| context.idle()) {
+    if runtime().config.concurrent || context::all().iter().any(|context| context.at_work()) {
         return;
     }
     let mut memory = memory();

@@ -4,7 +4,7 @@
 use crate::capture::{self, Capture};
 use crate::codes::*;
 use crate::context::{self, Context};
-use crate::entry::lock;
+use crate::entry::{lock, runtime};
 use crate::event::Event;
 use crate::memory;
 use std::cell::RefCell;
@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 /// Work of a stream; an error loses the context. Shared, since a graph runs it again at every launch.
 pub type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
@@ -29,11 +30,20 @@ pub enum Operation {
     AwaitStream(Arc<Stream>, u64),
 }
 
+impl Operation {
+    /// Whether it makes the device work. The others only say how far a stream has come.
+    fn is_work(&self) -> bool {
+        matches!(self, Self::Run(_))
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Operation>,
     submitted: u64,
     completed: u64,
+    /// Operations that are work, submitted and not completed.
+    work: u64,
     has_worker: bool,
     ended: bool,
 }
@@ -120,6 +130,11 @@ impl Stream {
         queue.submitted == queue.completed
     }
 
+    /// Whether any of them that is not done makes the device work.
+    pub fn at_work(&self) -> bool {
+        self.queue().work > 0
+    }
+
     /// Waits until `ticket` operations are done.
     pub fn wait(&self, ticket: u64) {
         let mut queue = self.queue();
@@ -153,6 +168,7 @@ impl Stream {
                 .map_err(|_| ERROR_OPERATING_SYSTEM)?;
             queue.has_worker = true;
         }
+        queue.work += u64::from(operation.is_work());
         queue.waiting.push_back(operation);
         queue.submitted += 1;
         self.changed.notify_all();
@@ -171,8 +187,15 @@ impl Stream {
                     }
                 }
             };
+            let work = u64::from(operation.is_work());
+            lag();
             self.execute(operation);
-            self.queue().completed += 1;
+            lag();
+            {
+                let mut queue = self.queue();
+                queue.completed += 1;
+                queue.work -= work;
+            }
             self.changed.notify_all();
         }
     }
@@ -202,6 +225,14 @@ impl Stream {
     }
 }
 
+/// What lies between a stream and its work on a machine with better things to do.
+fn lag() {
+    match runtime().config.lag_us {
+        0 => {}
+        micros => std::thread::sleep(Duration::from_micros(micros)),
+    }
+}
+
 /// After a synchronisation: managed memory is the host's again if the device has nothing left to do.
 pub fn settle() {
     let _order = lock(&SUBMISSION);
@@ -215,9 +246,6 @@ pub fn submit(stream: &Arc<Stream>, operations: Vec<Operation>) -> Outcome {
         return capture.record(operations);
     }
     let context = stream.context()?;
-    if operations.iter().any(|operation| matches!(operation, Operation::Run(_))) {
-        memory::protect_for_work();
-    }
     // The default stream waits for the blocking streams and they wait for it; non-blocking ones stand apart.
     if stream.default {
         let others: Vec<_> =
@@ -236,6 +264,9 @@ pub fn submit(stream: &Arc<Stream>, operations: Vec<Operation>) -> Outcome {
             let ticket = legacy.submitted();
             stream.push(Operation::AwaitStream(legacy, ticket))?;
         }
+    }
+    if operations.iter().any(Operation::is_work) {
+        memory::protect_for_work();
     }
     operations.into_iter().try_for_each(|operation| stream.push(operation))
 }

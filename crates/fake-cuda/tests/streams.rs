@@ -362,6 +362,22 @@ fn without_concurrent_access_a_touch_faults() {
     }
 }
 
+/// Whether the host may touch a byte.
+fn readable(address: usize) -> bool {
+    let (mut byte, mut pipe) = (0u8, [0; 2]);
+    // SAFETY: the pipe's ends are live; a write from memory that is not accessible fails instead of faulting.
+    unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        let written = libc::write(pipe[1], address as *const c_void, 1) == 1;
+        if written {
+            libc::read(pipe[0], ptr::from_mut(&mut byte).cast(), 1);
+        }
+        libc::close(pipe[0]);
+        libc::close(pipe[1]);
+        written
+    }
+}
+
 #[test]
 fn without_concurrent_access_work_and_allocation_go_on() {
     Build::new().in_child("without_concurrent_access_work_and_allocation_go_on", &[APART], || {
@@ -378,20 +394,6 @@ fn without_concurrent_access_work_and_allocation_go_on() {
         assert_eq!(fill(module, two, second, 8, 4.0, 8), 0);
         // The second stream is done and the device is not: memory stays closed.
         assert_eq!(synchronize(two), 0);
-        let readable = |address: usize| {
-            let (mut byte, mut pipe) = (0u8, [0; 2]);
-            // SAFETY: the pipe's ends are live; a write from memory that is not accessible fails instead of faulting.
-            unsafe {
-                assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
-                let written = libc::write(pipe[1], address as *const c_void, 1) == 1;
-                if written {
-                    libc::read(pipe[0], ptr::from_mut(&mut byte).cast(), 1);
-                }
-                libc::close(pipe[0]);
-                libc::close(pipe[1]);
-                written
-            }
-        };
         assert!(!readable(address) && !readable(second));
         assert_eq!(cu!(cuCtxSynchronize()), 0);
         assert!(readable(address) && readable(second));
@@ -403,6 +405,44 @@ fn without_concurrent_access_work_and_allocation_go_on() {
         );
         assert_eq!((free(address), free(second)), (0, 0));
     });
+}
+
+#[test]
+fn events_that_are_still_to_be_recorded_keep_no_memory_from_the_host() {
+    let slowly = [APART, ("FAKE_CUDA_LAG_US", "50000")];
+    Build::new().in_child(
+        "events_that_are_still_to_be_recorded_keep_no_memory_from_the_host",
+        &slowly,
+        || {
+            start();
+            let (one, two, done) = (stream(), stream(), event());
+            let (_, address) = managed(4096);
+            let fill = || {
+                assert_eq!(cu!(cuMemsetD8Async(address => usize, 1 => u8, 4096 => usize, one => usize)), 0)
+            };
+            // The event of the work itself says that it is done, a moment before its stream is.
+            fill();
+            assert!(!readable(address));
+            assert_eq!(record(done, one), 0);
+            assert_eq!(cu!(cuEventSynchronize(done => usize)), 0);
+            assert!(readable(address));
+            assert_eq!(synchronize(one), 0);
+            // Events of another stream are no work.
+            (0..4).for_each(|_| assert_eq!(record(event(), two), 0));
+            fill();
+            assert_eq!(synchronize(one), 0);
+            assert!(readable(address));
+            assert_eq!(cu!(cuStreamQuery(two => usize)), NOT_READY, "all had been recorded before the test");
+            // A stream that waits for another's work is at work itself only if it was given some.
+            fill();
+            assert_eq!(record(done, one), 0);
+            assert_eq!(cu!(cuStreamWaitEvent(two => usize, done => usize, 0 => u32)), 0);
+            assert!(!readable(address));
+            assert_eq!(synchronize(one), 0);
+            assert!(readable(address));
+            assert_eq!((synchronize(two), free(address)), (0, 0));
+        },
+    );
 }
 
 #[test]
