@@ -444,6 +444,39 @@ test('without concurrent access nothing is copied out of an array while a kernel
   )
 })
 
+test('without concurrent access a wait that does not block leaves memory to the host: what it takes up is poisoned later', async (t) => {
+  await shows(
+    t,
+    `
+    const own = new Allocator({ policy: 'secure', placement: 'read-mostly' })
+    const fill = cuda.compile(SOURCE).kernel('fill_f32')
+    const kept = own.alloc(Uint8Array, 100_000)
+    const stream = new cuda.Stream()
+    const counter = require('koffi').load('libcuda.so.1').func('uint64_t fake_cuda_counter(const char *)')
+    const fills = () => Number(counter('cuMemsetD8Async'))
+    let end
+    const waits = [() => cuda.synchronize(), () => stream.synchronize(), () => end.wait()]
+    for (const wait of waits) {
+      const gone = own.alloc(Float32Array, 2 ** 20)
+      fill.launch({ threads: 2 ** 20, args: [gone, { u32: 2 ** 20 }, { f32: 1 }], stream })
+      end = stream.record()
+      gone.free()
+      const before = fills()
+      const waiting = wait()
+      for (const until = performance.now() + 300; performance.now() < until;) kept[0]++
+      const meanwhile = fills()
+      await waiting
+      show(meanwhile - before, fills() - meanwhile, own.stats().pendingBytes)
+    }`,
+    [
+      [0, 1, 0],
+      [0, 1, 0],
+      [0, 1, 0],
+    ],
+    { FAKE_CUDA_CONCURRENT: '0', FAKE_CUDA_LAG_US: '20000' },
+  )
+})
+
 test('that launches wait is said once, where they do and the program did not ask for more', async (t) => {
   const launches = (concurrent: string, options: string) =>
     shows(

@@ -493,7 +493,7 @@ fn shuttle_decay_and_retention_take_nothing_that_is_used() {
                 }
             })
         });
-        let decay = thread::spawn(move || (0..5).for_each(|_| _ = home.decay()));
+        let decay = thread::spawn(move || (0..5).for_each(|_| _ = home.decay(true)));
         let retention = thread::spawn(move || {
             home.set_retention(MAX_ALIGN);
             home.trim(0);
@@ -516,7 +516,7 @@ fn shuttle_threads_that_do_everything_at_random_lose_nothing() {
                 for _ in 0..12 {
                     match thread_rng().gen_range(0..16) {
                         0 => _ = home.trim(0),
-                        1 => _ = home.decay(),
+                        1 => _ = home.decay(true),
                         2 => heap = Heap::new(home, KEY), // as if another thread came after this one
                         3 => heap.give_back_caches(),
                         4 => lock(&shared).extend(take_huge(home, 3 * MAX_ALIGN)),

@@ -10,8 +10,8 @@ use common::{alloc, free};
 use fake_cuda::{Build, Loaded};
 use unimalloc::cuda::{CompileOptions, KernelArg, LaunchConfig, Module, Stream};
 use unimalloc::{
-    alloc_with, is_cuda_available, thread_realloc, AllocOptions, CudaUnifiedBackend, HardenedPolicy, Place,
-    Placement, SecurePolicy, StandardPolicy,
+    alloc_with, decay, is_cuda_available, pending_stats, thread_realloc, AllocOptions, CudaUnifiedBackend,
+    DecayThread, HardenedPolicy, Place, Placement, SecurePolicy, StandardPolicy,
 };
 
 type B = CudaUnifiedBackend;
@@ -120,3 +120,37 @@ in_child!(this_crate_touches_nothing_by_the_cpu_while_a_kernel_runs, |gpu| {
         free::<StandardPolicy, B>(block).unwrap();
     }
 });
+
+#[test]
+fn a_decay_thread_takes_no_memory_from_the_cpu() {
+    let slowly = [("FAKE_CUDA_CONCURRENT", "0"), ("FAKE_CUDA_LAG_US", "20000")];
+    Build::new().in_child("a_decay_thread_takes_no_memory_from_the_cpu", &slowly, || {
+        let gpu = Gpu::new();
+        let managed = AllocOptions {
+            place: Place { device: 0, placement: Placement::ReadMostly },
+            ..AllocOptions::default()
+        };
+        let kept = alloc_with::<SecurePolicy, B>(SIZE, 256, &managed);
+        // As much as closes a batch: it waits for nothing but to be taken up, which has the device poison it.
+        let gone = alloc_with::<SecurePolicy, B>(3 << 20, 256, &managed);
+        assert!(!kept.is_null() && !gone.is_null());
+        gpu.launch(
+            "write_u8",
+            &[KernelArg::Pointer(gone as u64), KernelArg::U32(SIZE as u32), KernelArg::U8(7)],
+            false,
+        );
+        free::<SecurePolicy, B>(gone).unwrap();
+        let fills = || Loaded::find().unwrap().counter("cuMemsetD8Async");
+        let (before, started) = (fills(), Instant::now());
+        let fading = DecayThread::start::<B>(Duration::from_millis(5)).unwrap();
+        while started.elapsed() < Duration::from_millis(300) {
+            // SAFETY: a live block that nobody else uses.
+            unsafe { kept.write_volatile(kept.read_volatile().wrapping_add(1)) };
+        }
+        drop(fading);
+        assert_eq!((fills() - before, pending_stats().blocks), (0, 1));
+        decay::<B>();
+        assert_eq!((fills() - before, pending_stats().blocks), (1, 0));
+        free::<SecurePolicy, B>(kept).unwrap();
+    });
+}

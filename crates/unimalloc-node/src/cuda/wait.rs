@@ -46,11 +46,17 @@ impl Task for Wait {
             failure("CUDA_ERROR", "waiting for the GPU failed inside the driver layer: report this as a bug")
         })?
         .map_err(|error| to_failure(&error))?;
-        take_up_passed();
+        if cuda::concurrent_managed_access() {
+            take_up_passed();
+        }
         Ok(())
     }
 
     fn resolve(&mut self, _env: Env, (): ()) -> Result<()> {
+        // What is taken up may be poisoned, there by the device: not while JavaScript runs, which may be touching memory.
+        if !cuda::concurrent_managed_access() {
+            take_up_passed();
+        }
         Ok(())
     }
 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use super::free_functions::give_back_caches;
 use crate::backend::fork;
+use crate::cuda::concurrent_managed_access;
 use crate::error::{set_last_error, AllocError};
 use crate::pool::{Audit, HasSegmentPool, Home, Urgency};
+use crate::stream::pending_stats;
 use crate::thread::slots::ThreadSlots;
 
 /// Keeps at most this many bytes of free memory of a backend, and gives back what is above it now; returns the bytes given
@@ -36,11 +38,18 @@ pub fn decay<B: ThreadSlots>() -> usize {
         set_last_error(AllocError::Forked);
         return 0;
     }
+    fade::<B>(true)
+}
+
+fn fade<B: ThreadSlots>(takes_up_pending: bool) -> usize {
     B::shared().give_back_caches();
-    Home::of::<B>().decay()
+    Home::of::<B>().decay(takes_up_pending)
 }
 
 /// A thread that calls [`decay`] at an interval until this handle is dropped.
+///
+/// Where the CPU may not touch managed memory while the device works, it leaves frees that wait for the GPU to the program's own
+/// threads: taking them up may have the device poison them, at a moment that no other thread could know of.
 #[derive(Debug)]
 pub struct DecayThread {
     /// Dropped to stop the thread.
@@ -54,7 +63,8 @@ impl DecayThread {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = thread::Builder::new().name("unimalloc-decay".into()).spawn(move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
-                decay::<B>();
+                // Asked only where there are any: a program without CUDA needs no driver.
+                fade::<B>(pending_stats().blocks > 0 && concurrent_managed_access());
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })

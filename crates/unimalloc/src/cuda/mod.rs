@@ -40,6 +40,12 @@ pub fn unavailable_reason() -> Option<String> {
     driver::get().err().map(|unavailable| unavailable.reason)
 }
 
+/// Whether the CPU may touch managed memory at any time, on every device: nowhere else does a kernel, a fill or a copy of one
+/// thread forbid it to all the others. Creates no context. True where CUDA is not usable.
+pub fn concurrent_managed_access() -> bool {
+    driver::get().map_or(true, |driver| driver.devices.iter().all(|device| device.concurrent_managed_access))
+}
+
 /// Waits until a device has done all that it was given. Blocks the thread.
 pub fn synchronize(device_index: u16) -> Result<(), CudaError> {
     let device = device::device(driver::require()?, device_index)?;

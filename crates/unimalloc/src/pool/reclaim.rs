@@ -204,8 +204,10 @@ impl Home {
     }
 
     /// Releases half of what has been free since before the previous call, at least one region.
-    pub(crate) fn decay(self) -> usize {
-        self.reclaim(Urgency::Look);
+    pub(crate) fn decay(self, takes_up_pending: bool) -> usize {
+        if takes_up_pending {
+            self.reclaim(Urgency::Look);
+        }
         self.collect_orphans();
         // What was put away at this age or later has not been idle for a whole interval yet.
         let before = self.pools.age.fetch_add(1, Relaxed);
