@@ -121,6 +121,30 @@ in_child!(this_crate_touches_nothing_by_the_cpu_while_a_kernel_runs, |gpu| {
     }
 });
 
+in_child!(
+    pinned_memory_is_filled_and_copied_by_the_cpu_so_that_no_other_thread_loses_managed_memory,
+    |_gpu| {
+        let place = Place { device: 0, placement: Placement::Host };
+        let host = AllocOptions { place, ..AllocOptions::default() };
+        let work =
+            || ["cuMemsetD8Async", "cuMemcpyAsync"].map(|entry| Loaded::find().unwrap().counter(entry));
+        let before = work();
+        for zeroed in [false, true] {
+            let block = alloc_with::<SecurePolicy, B>(1 << 20, 256, &AllocOptions { zeroed, ..host });
+            assert!(bytes(block, 1 << 20).iter().all(|byte| *byte == 0));
+            // SAFETY: a live block of so many bytes; then it is not used any more.
+            let grown = unsafe {
+                block.write_bytes(7, 1 << 20);
+                thread_realloc::<SecurePolicy, B>(block, 3 << 20, 256)
+            };
+            assert!(bytes(grown, 1 << 20).iter().all(|byte| *byte == 7));
+            assert!(bytes(grown, 3 << 20)[1 << 20..].iter().all(|byte| *byte == 0));
+            free::<SecurePolicy, B>(grown).unwrap();
+        }
+        assert_eq!(work(), before);
+    }
+);
+
 #[test]
 fn a_decay_thread_takes_no_memory_from_the_cpu() {
     let slowly = [("FAKE_CUDA_CONCURRENT", "0"), ("FAKE_CUDA_LAG_US", "20000")];

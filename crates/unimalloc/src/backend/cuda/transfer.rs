@@ -15,12 +15,10 @@ const UNKNOWN: usize = 64 << 10;
 
 /// Whether the device rather than the CPU should touch these bytes. The whole policy is here.
 fn by_device(device: &Device, kind: Kind, len: usize) -> bool {
-    if kind == Kind::Pinned {
-        return len >= HOST_RESIDENT;
-    }
-    // Here a touch of the CPU while any kernel runs, of anyone, is a fault.
+    // Here a touch of the CPU while any kernel runs, of anyone, is a fault; and while the device works, for whatever memory,
+    // all threads must keep off what is managed. So it gets no work that need not be its own.
     if !device.concurrent_managed_access {
-        return true;
+        return kind != Kind::Pinned;
     }
     match kind {
         Kind::ManagedDevice => true,
