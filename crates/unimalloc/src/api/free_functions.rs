@@ -127,43 +127,44 @@ pub unsafe fn thread_free<P: AllocPolicy, B: ThreadSlots>(ptr: *mut u8) -> Resul
     unsafe { free_elsewhere::<B>(ptr) }
 }
 
-/// Frees a block that the hot path could not. The usual one is Standard, unmarked and another thread's, and takes a short
-/// way: what [`release`] does besides does not concern it.
+/// Frees a block that the hot path could not.
 ///
 /// # Safety
 /// As [`thread_free`].
 #[inline(never)]
 unsafe fn free_elsewhere<B: ThreadSlots>(ptr: *mut u8) -> Result<(), FreeError> {
-    let home = Home::of::<B>();
-    if let Some(span) = span_of(ptr as usize) {
-        let owner = span.owner();
-        // A heap owns only spans of Standard blocks that share them.
-        if owner != 0 && home.owns(span) && !fork::forked() {
-            let ours = B::with_slots(|slots| {
-                if slots.is_foreign(owner) {
-                    return None;
-                }
-                // SAFETY: as `hot` says; `free_again` calls nothing outside this crate, and the reference ends with it.
-                Some(unsafe { slots.hot().as_mut() }.is_some_and(|heap| heap.free_again(span, ptr as usize)))
-            });
-            match ours {
-                Some(true) => return Ok(()),
-                Some(false) => {}
-                None => {
-                    if let Some((index, slot)) = span.slot_at(ptr as usize) {
-                        if slot.load(Relaxed) == slot::LIVE {
-                            if let Remote::Orphan = span.free_remote(index, slot::LIVE)? {
-                                home.visit_orphan(span);
-                            }
-                            return Ok(());
-                        }
-                    }
-                }
-            }
-        }
+    if let Some(result) = free_owned::<B>(ptr as usize) {
+        return result;
     }
     // SAFETY: the caller's promise.
     unsafe { free_slow::<B>(ptr, None) }.map(|_| ())
+}
+
+/// The short way for the usual block: Standard, unmarked, and of a heap, mostly another thread's. What [`release`] does besides
+/// does not concern it. `None`, with nothing done, for any other.
+#[inline(always)]
+fn free_owned<B: ThreadSlots>(address: usize) -> Option<Result<(), FreeError>> {
+    let home = Home::of::<B>();
+    let span = span_of(address)?;
+    let owner = span.owner();
+    // A heap owns only spans of Standard blocks that share them.
+    if owner == 0 || !home.owns(span) || fork::forked() {
+        return None;
+    }
+    if !B::with_slots(|slots| slots.is_foreign(owner)) {
+        // SAFETY: as `hot` says; `free_again` calls nothing outside this crate, and the reference ends with it.
+        let heap = unsafe { B::with_slots(Slots::hot).as_mut() }?;
+        return heap.free_again(span, address).then_some(Ok(()));
+    }
+    let (index, slot) = span.slot_at(address)?;
+    if slot.load(Relaxed) != slot::LIVE {
+        return None;
+    }
+    Some(span.free_remote(index, slot::LIVE).map(|remote| {
+        if let Remote::Orphan = remote {
+            home.visit_orphan(span);
+        }
+    }))
 }
 
 /// As [`thread_free`], and says whether the block waits for streams it was used on; `notify` is called once it has passed.

@@ -360,8 +360,8 @@ impl Heap {
         }
         let bin = span.owner_bin().cast();
         debug_assert_eq!(bin, self.bins.locate(BinIndex::numbered(span.bin())).as_ptr());
-        // SAFETY: a heap stores its id as a span's owner together with the place of one of its bins (`keep`), before anybody else
-        // can find the span, and takes the id back before it gives the span up.
+        // SAFETY: the owner is this heap. It alone stores its id there, after the place of one of its bins (`keep`), and takes the
+        // id back before anybody else can keep the span; so what it reads is what it stored.
         if !unsafe { self.bins.push_latest(bin, Cached { address, slot }) } {
             return false;
         }
