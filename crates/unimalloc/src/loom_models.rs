@@ -15,7 +15,8 @@ use crate::meta::address_map::AddressMap;
 use crate::meta::geometry::{class_of, GRANULE, MAX_ALIGN};
 use crate::meta::inbox::Inbox;
 use crate::meta::slot;
-use crate::meta::span::{Remote, Shape, Span, ACTIVE, NO_SEGMENT, TOLD};
+use crate::meta::span::samples::{self, told, INDEX};
+use crate::meta::span::{Remote, Span, ACTIVE, TOLD};
 use crate::placement::Place;
 use crate::policy::Policy;
 use crate::pool::{BackendPools, Home, PoolKey, SpanRequest};
@@ -23,38 +24,14 @@ use crate::sync::{AtomicU16, Ordering::Relaxed};
 
 /// Two blocks to a granule.
 const BLOCK: usize = GRANULE / 2;
-const INDEX: u32 = 3;
 
-/// A span of two blocks, both handed out, kept by heap 1. They are one row.
-fn full_span() -> (&'static Span, &'static Inbox) {
-    full_span_of(2)
+/// A span of so many blocks, all handed out, kept by heap 1. Two are one row.
+fn full_span_of(blocks: usize) -> (&'static Span, &'static Inbox) {
+    samples::full_span(blocks, Policy::Standard)
 }
 
-/// As `full_span`, of two blocks or more.
-fn full_span_of(blocks: usize) -> (&'static Span, &'static Inbox) {
-    let slots: Vec<_> = (0..blocks).map(|_| AtomicU16::new(0)).collect();
-    let span: &'static Span = Box::leak(Box::new(Span::new(slots.leak())));
-    span.shape(Shape {
-        base: MAX_ALIGN,
-        granules: 1,
-        block: GRANULE / blocks.next_power_of_two(),
-        capacity: blocks,
-        class: class_of(BLOCK) as u16,
-        lane: 0,
-        group: 0,
-        coded: false,
-        key: 0,
-        segment: NO_SEGMENT,
-        home: 0,
-    });
-    let inbox: &'static Inbox = Box::leak(Box::new(Inbox::new()));
-    inbox.reserve(INDEX);
-    span.adopt(1, Some(NonNull::dangling()), 0, inbox, INDEX);
-    for _ in 0..blocks {
-        let index = span.pop().unwrap().unwrap();
-        span.set_state(index, slot::LIVE);
-    }
-    (span, inbox)
+fn full_span() -> (&'static Span, &'static Inbox) {
+    full_span_of(2)
 }
 
 fn drain(span: &'static Span) -> usize {
@@ -66,10 +43,27 @@ fn drain(span: &'static Span) -> usize {
     freed
 }
 
-fn told(inbox: &Inbox) -> Vec<u32> {
-    let mut told = Vec::new();
-    inbox.take_told(|index| told.push(index));
-    told
+fn freer(span: &'static Span, index: usize) -> thread::JoinHandle<()> {
+    thread::spawn(move || assert!(span.free_remote(index, slot::LIVE).is_ok()))
+}
+
+/// What a keeper that drains, parks and comes back when it is told has taken up in the end, with `freers` at work meanwhile.
+fn taken_around_parking<const N: usize>(
+    span: &'static Span,
+    inbox: &Inbox,
+    freers: [thread::JoinHandle<()>; N],
+) -> usize {
+    let mut taken = drain(span);
+    let parked = span.park();
+    if !parked {
+        taken += drain(span);
+    }
+    freers.into_iter().for_each(|freer| freer.join().unwrap());
+    // Whoever parked it hears of what is left; whoever did not looks again.
+    if !parked || told(inbox) == [INDEX] {
+        taken += drain(span);
+    }
+    taken
 }
 
 #[test]
@@ -107,7 +101,7 @@ fn loom_a_drain_takes_a_free_that_found_its_row_marked_or_leaves_the_row_marked(
     loom::model(|| {
         let (span, _) = full_span();
         assert!(span.free_remote(0, slot::LIVE).is_ok());
-        let freer = thread::spawn(move || assert!(span.free_remote(1, slot::LIVE).is_ok()));
+        let freer = freer(span, 1);
         let mut taken = drain(span);
         freer.join().unwrap();
         taken += drain(span);
@@ -121,7 +115,7 @@ fn loom_a_drain_of_one_row_leaves_the_mark_of_another() {
     loom::model(|| {
         let (span, _) = full_span_of(3);
         assert!(span.free_remote(2, slot::LIVE).is_ok());
-        let freer = thread::spawn(move || assert!(span.free_remote(0, slot::LIVE).is_ok()));
+        let freer = freer(span, 0);
         let mut taken = drain(span);
         freer.join().unwrap();
         taken += drain(span);
@@ -133,8 +127,7 @@ fn loom_a_drain_of_one_row_leaves_the_mark_of_another() {
 fn loom_racing_drains_and_frees_in_two_rows_lose_nothing() {
     model(|| {
         let (span, _) = full_span_of(3);
-        let freer = |index| thread::spawn(move || assert!(span.free_remote(index, slot::LIVE).is_ok()));
-        let freers = [freer(0), freer(1), freer(2)];
+        let freers = [freer(span, 0), freer(span, 1), freer(span, 2)];
         let mut taken = drain(span);
         freers.into_iter().for_each(|freer| freer.join().unwrap());
         taken += drain(span);
@@ -167,7 +160,7 @@ fn loom_a_block_that_its_keeper_and_another_free_at_once_is_freed_once() {
 fn loom_a_remote_free_is_seen_by_the_parking_keeper_or_tells_it() {
     loom::model(|| {
         let (span, inbox) = full_span();
-        let freer = thread::spawn(move || assert!(span.free_remote(0, slot::LIVE).is_ok()));
+        let freer = freer(span, 0);
         let parked = span.park();
         let early = if parked { 0 } else { drain(span) };
         freer.join().unwrap();
@@ -187,20 +180,7 @@ fn loom_a_remote_free_is_seen_by_the_parking_keeper_or_tells_it() {
 fn loom_a_keeper_that_drains_and_parks_misses_neither_of_two_frees() {
     model(|| {
         let (span, inbox) = full_span();
-        let freer = |index| thread::spawn(move || assert!(span.free_remote(index, slot::LIVE).is_ok()));
-        let (one, two) = (freer(0), freer(1));
-        let mut taken = drain(span);
-        let parked = span.park();
-        if !parked {
-            taken += drain(span);
-        }
-        one.join().unwrap();
-        two.join().unwrap();
-        // Whoever parked it hears of what is left; whoever did not looks again.
-        if !parked || told(inbox) == [INDEX] {
-            taken += drain(span);
-        }
-        assert_eq!(taken, 2);
+        assert_eq!(taken_around_parking(span, inbox, [freer(span, 0), freer(span, 1)]), 2);
     });
 }
 
@@ -209,14 +189,7 @@ fn loom_a_free_that_found_its_row_marked_is_seen_by_the_parking_keeper_or_tells_
     loom::model(|| {
         let (span, inbox) = full_span();
         assert!(span.free_remote(0, slot::LIVE).is_ok());
-        let freer = thread::spawn(move || assert!(span.free_remote(1, slot::LIVE).is_ok()));
-        let mut taken = drain(span);
-        let parked = span.park();
-        freer.join().unwrap();
-        if !parked || told(inbox) == [INDEX] {
-            taken += drain(span);
-        }
-        assert_eq!(taken, 2);
+        assert_eq!(taken_around_parking(span, inbox, [freer(span, 1)]), 2);
     });
 }
 
@@ -225,8 +198,7 @@ fn loom_a_full_span_tells_its_keeper_once() {
     loom::model(|| {
         let (span, inbox) = full_span();
         assert!(span.park());
-        let freer = |index| thread::spawn(move || assert!(span.free_remote(index, slot::LIVE).is_ok()));
-        let (one, two) = (freer(0), freer(1));
+        let (one, two) = (freer(span, 0), freer(span, 1));
         // The keeper reads its inbox meanwhile, as it would before a refill.
         let mut messages = told(inbox);
         if !messages.is_empty() {

@@ -14,6 +14,8 @@
 
 mod recount;
 mod remote;
+#[cfg(all(test, not(shuttle)))]
+pub(crate) mod samples;
 
 use std::ptr::{self, NonNull};
 

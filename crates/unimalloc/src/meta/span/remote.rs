@@ -257,42 +257,9 @@ impl Span {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use std::ptr::NonNull;
-
     use super::*;
-    use crate::meta::geometry::{GRANULE, MAX_ALIGN};
-    use crate::meta::span::{Shape, NO_SEGMENT};
+    use crate::meta::span::samples::{full_span, told, INDEX};
     use crate::policy::Policy;
-
-    const INDEX: u32 = 5;
-
-    /// A span of `capacity` blocks, all of them handed out, and the inbox of its keeper.
-    fn full_span(capacity: usize, policy: Policy) -> (&'static Span, &'static Inbox) {
-        let coded = policy.encoded();
-        let slots: Vec<_> = (0..capacity << u32::from(coded)).map(|_| AtomicU16::new(0)).collect();
-        let span: &'static Span = Box::leak(Box::new(Span::new(slots.leak())));
-        span.shape(Shape {
-            base: MAX_ALIGN,
-            granules: 1,
-            block: GRANULE / capacity,
-            capacity,
-            class: 0,
-            lane: policy as u8,
-            group: 0,
-            coded,
-            key: 0,
-            segment: NO_SEGMENT,
-            home: 0,
-        });
-        let inbox: &'static Inbox = Box::leak(Box::new(Inbox::new()));
-        inbox.reserve(INDEX);
-        span.adopt(1, Some(NonNull::dangling()), 0, inbox, INDEX);
-        for _ in 0..capacity {
-            let index = span.pop().unwrap().unwrap();
-            span.set_live(index, 0);
-        }
-        (span, inbox)
-    }
 
     fn free(span: &Span, index: usize) -> bool {
         matches!(span.free_remote(index, slot::LIVE).unwrap(), Remote::Orphan)
@@ -305,12 +272,6 @@ mod tests {
             taken.push(index);
         });
         taken
-    }
-
-    fn told(inbox: &Inbox) -> Vec<u32> {
-        let mut told = Vec::new();
-        inbox.take_told(|index| told.push(index));
-        told
     }
 
     #[test]
