@@ -2,35 +2,28 @@
 import anyTest from 'ava'
 import type { ExecutionContext } from 'ava'
 
-import { fakeCudaDirectory, runWithFakeCuda } from './helpers/fake-cuda.js'
+import { fakeCudaDirectory } from './helpers/fake-cuda.js'
+import { showsOver } from './helpers/shows.js'
 
 const directory = fakeCudaDirectory()
 const test = directory === null ? anyTest.skip : anyTest.serial
+const show = showsOver(directory)
 
 /** Runs the body of an async function in a process with the stand-in driver; what it shows must be this. */
-async function shows(t: ExecutionContext, body: string, expected: unknown[][]): Promise<void> {
-  const program = `
+function shows(t: ExecutionContext, body: string, expected: unknown[][]): Promise<void> {
+  return show(
+    t,
+    `
     const { Worker } = require('node:worker_threads')
-    const { alloc, allocUnsafe, Allocator, allocator, attach, cuda, pointerOf, share } = require('unimalloc')
-    const code = (call) => { try { return call() ?? 'nothing' } catch (error) { return error.code ?? String(error) } }
-    const show = (...values) => console.log(JSON.stringify(values))
-    const module = cuda.compile(\`
-      extern "C" __global__ void fill_f32(float *p, unsigned int n, float value) {}
-      extern "C" __global__ void spin(unsigned int ms) {}\`)
+    const { allocator } = require('unimalloc')
+    const module = cuda.compile(SOURCE)
     const fill = (array, value, stream) => module.kernel('fill_f32').launch({ threads: array.length, args: [array, { u32: array.length }, { f32: value }], stream })
     const spin = (ms, stream) => module.kernel('spin').launch({ grid: 1, block: 1, args: [{ u32: ms }], stream })
     const own = new Allocator({ backend: 'cuda-unified' })
     // What waits for a stream is taken up when somebody looks: more than once, if the stream has yet to pass.
     const settled = async (allocator) => { for (let i = 0; i < 200 && allocator.stats().pendingBytes > 0; i++) await new Promise((go) => setTimeout(go, 5)); return allocator.stats().pendingBytes }
-    ;(async () => { ${body} })()`
-  const outcome = await runWithFakeCuda(directory as string, program)
-  t.is(outcome.signal, null, outcome.stderr)
-  t.is(outcome.code, 0, outcome.stderr)
-  const lines = outcome.stdout.trim().split('\n')
-  t.deepEqual(
-    lines.map((line) => JSON.parse(line) as unknown),
+    ${body}`,
     expected,
-    outcome.stderr,
   )
 }
 
